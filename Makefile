@@ -1,0 +1,52 @@
+# make demo: a first look; make test, lint, format, bench, clean: for working on the library.
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?= python3.11
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+
+.PHONY: demo test lint format bench clean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/core.stamp
+	@$(BIN)/bayesrule table
+	@$(BIN)/python examples/first_look.py
+
+# Compiled programs are kept between runs, since compiling is most of what the suite does.
+test: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
+test: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
+test: export JAX_PLATFORMS := cpu
+test: $(VENV)/dev.stamp
+	@mkdir -p $(JAX_COMPILATION_CACHE_DIR)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/dev.stamp
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+format: $(VENV)/dev.stamp
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+bench: $(VENV)/dev.stamp
+	$(BIN)/python benchmarks/run.py $(ARGS)
+
+clean:
+	rm -rf .cache .pytest_cache .ruff_cache build dist
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(VENV):
+	$(PYTHON) -m venv $@ || python3 -m venv --clear $@
+
+# The library alone is enough for the demo; the dev extra contains it. Both come again only when
+# pyproject.toml changes.
+$(VENV)/core.stamp: pyproject.toml | $(VENV)
+	@echo "Installing bayesrule into $(VENV) (a minute or so, the first time)"
+	@$(PIP_INSTALL) .
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml | $(VENV)
+	@echo "Installing bayesrule and its development tools into $(VENV) (a few minutes, the first time)"
+	@$(PIP_INSTALL) '.[dev]'
+	@touch $(VENV)/core.stamp $@

@@ -1,0 +1,43 @@
+"""The Bayesian learning rule of Khan and Rue (JMLR 2023): one update, and the algorithms that follow from it.
+
+Names load when first used, so importing the package costs nothing.
+"""
+
+from importlib import import_module
+from typing import Any
+
+# Where each public name lives. `__init__.pyi` says the same to type checkers; a test holds the two together.
+_MODULES = {
+    "rule": "Rule State Info",
+    "objective": "Objective Weighted",
+    "points": "Delta MonteCarlo Quadrature Exact Enumeration",
+    "curvature": "Gradient Hessian HessianDiagonal GaussNewton GeneralizedGaussNewton SquaredGradient "
+    "Stein Reparameterized Score",
+    "steps": "Steps Rates GradientAverage",
+    "guards": "Backtracking Retraction NoGuard",
+    "fitting": "fit Result load",
+    "evidence": "empirical_bayes",
+    "families": "FixedGaussian DiagonalGaussian Gaussian LowRankGaussian Bernoulli Categorical Dirichlet "
+    "Beta Gamma Wishart NormalGamma NormalWishart Poisson Product Family ExponentialFamily",
+    "recipes": "gradient_descent newton von conjugate laplace exponential_weights table",
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    elif name in _MODULES:
+        value = import_module(f"{__name__}.{name}")
+    elif name == "__version__":
+        value = import_module("importlib.metadata").version(__name__)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *_MODULES, "__version__"})

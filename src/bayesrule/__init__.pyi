@@ -1,0 +1,56 @@
+"""What `__init__.py` loads lazily, spelled out for type checkers."""
+
+from .curvature import GaussNewton as GaussNewton
+from .curvature import GeneralizedGaussNewton as GeneralizedGaussNewton
+from .curvature import Gradient as Gradient
+from .curvature import Hessian as Hessian
+from .curvature import HessianDiagonal as HessianDiagonal
+from .curvature import Reparameterized as Reparameterized
+from .curvature import Score as Score
+from .curvature import SquaredGradient as SquaredGradient
+from .curvature import Stein as Stein
+from .evidence import empirical_bayes as empirical_bayes
+from .families import Bernoulli as Bernoulli
+from .families import Beta as Beta
+from .families import Categorical as Categorical
+from .families import DiagonalGaussian as DiagonalGaussian
+from .families import Dirichlet as Dirichlet
+from .families import ExponentialFamily as ExponentialFamily
+from .families import Family as Family
+from .families import FixedGaussian as FixedGaussian
+from .families import Gamma as Gamma
+from .families import Gaussian as Gaussian
+from .families import LowRankGaussian as LowRankGaussian
+from .families import NormalGamma as NormalGamma
+from .families import NormalWishart as NormalWishart
+from .families import Poisson as Poisson
+from .families import Product as Product
+from .families import Wishart as Wishart
+from .fitting import Result as Result
+from .fitting import fit as fit
+from .fitting import load as load
+from .guards import Backtracking as Backtracking
+from .guards import NoGuard as NoGuard
+from .guards import Retraction as Retraction
+from .objective import Objective as Objective
+from .objective import Weighted as Weighted
+from .points import Delta as Delta
+from .points import Enumeration as Enumeration
+from .points import Exact as Exact
+from .points import MonteCarlo as MonteCarlo
+from .points import Quadrature as Quadrature
+from .recipes import conjugate as conjugate
+from .recipes import exponential_weights as exponential_weights
+from .recipes import gradient_descent as gradient_descent
+from .recipes import laplace as laplace
+from .recipes import newton as newton
+from .recipes import table as table
+from .recipes import von as von
+from .rule import Info as Info
+from .rule import Rule as Rule
+from .rule import State as State
+from .steps import GradientAverage as GradientAverage
+from .steps import Rates as Rates
+from .steps import Steps as Steps
+
+__version__: str

@@ -1,0 +1,5 @@
+"""`python -m bayesrule` is the command line."""
+
+from .cli import app
+
+app()

@@ -1,0 +1,30 @@
+"""The families q may come from, one file per kind."""
+
+from .base import ExponentialFamily, Family
+from .diagonal import DiagonalGaussian, FixedGaussian
+from .dirichlet import Beta, Dirichlet
+from .discrete import Bernoulli, Categorical, Poisson
+from .gamma import Gamma, NormalGamma
+from .gaussian import Gaussian
+from .lowrank import LowRankGaussian
+from .product import Product
+from .wishart import NormalWishart, Wishart
+
+__all__ = [
+    "Bernoulli",
+    "Beta",
+    "Categorical",
+    "DiagonalGaussian",
+    "Dirichlet",
+    "ExponentialFamily",
+    "Family",
+    "FixedGaussian",
+    "Gamma",
+    "Gaussian",
+    "LowRankGaussian",
+    "NormalGamma",
+    "NormalWishart",
+    "Poisson",
+    "Product",
+    "Wishart",
+]

@@ -1,0 +1,170 @@
+"""A product of named families: independent blocks of θ under one q."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Key, PyTree
+
+from ..steps import Step
+from .base import ExponentialFamily
+
+
+class Product(ExponentialFamily):
+    r"""Independent blocks, $q(θ) = \prod_j q_j(θ_j)$; θ, λ and μ are dicts under the blocks' names.
+
+    $λ = (λ_j)$, $T = (T_j)$, $A(λ) = \sum_j A_j(λ_j)$; the Fisher is block-diagonal, so each block
+    moves by itself. The whole is one event: a block's batch axes are summed away.
+
+    >>> import jax.numpy as jnp
+    >>> from bayesrule.families.gamma import Gamma
+    >>> from bayesrule.families.discrete import Poisson
+    >>> q = Product({"rates": Gamma(2.0, jnp.array([1.0, 4.0])), "count": Poisson(3.0)})
+    >>> q.expectation()["rates"][1].tolist(), q.entropy().shape
+    ([2.0, 0.5], ())
+    """
+
+    blocks: dict[str, ExponentialFamily]
+    label: ClassVar[str] = "Product"
+
+    def __init__(self, blocks: Mapping[str, ExponentialFamily]):
+        wrong = [name for name, block in blocks.items() if not isinstance(block, ExponentialFamily)]
+        if wrong or not blocks:
+            found = f"others under {wrong}" if wrong else "none"
+            raise ValueError(f"Product needs a dict of exponential families by name, got {found}.")
+        self.blocks = {name: blocks[name] for name in sorted(blocks)}
+
+    @property
+    def reparameterized(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # as its blocks are
+        return all(block.reparameterized for block in self.blocks.values())
+
+    def _each(self, method: str, *trees: PyTree) -> dict[str, Any]:
+        """A method of every block, on its part of each tree."""
+        return {name: getattr(block, method)(*(tree[name] for tree in trees)) for name, block in self.blocks.items()}
+
+    def _summed(self, values: dict[str, Any]) -> Float[Array, "..."]:
+        """Σ over the blocks and their batch axes; the axes before those (of samples) stay."""
+        total: Any = 0.0
+        for name, block in self.blocks.items():
+            batch = jax.eval_shape(lambda q: q.log_partition(q.natural()), block).shape
+            value = jnp.asarray(values[name])
+            value = jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, batch))
+            total = total + jnp.sum(value, axis=tuple(range(-len(batch), 0)))
+        return total
+
+    # λ, T, A, h.
+
+    def natural(self) -> dict[str, PyTree]:
+        return self._each("natural")
+
+    @classmethod
+    def from_natural(cls, natural: PyTree) -> Self:
+        raise ValueError("λ alone does not say which families a Product has: use its with_natural.")
+
+    @classmethod
+    def from_expectation(cls, expectation: PyTree) -> Self:
+        raise ValueError("μ alone does not say which families a Product has: use its with_expectation.")
+
+    def with_natural(self, natural: dict[str, PyTree]) -> Self:
+        return type(self)(self._each("with_natural", natural))
+
+    def with_expectation(self, expectation: dict[str, PyTree]) -> Self:
+        return type(self)(self._each("with_expectation", expectation))
+
+    def statistics(self, theta: dict[str, PyTree]) -> dict[str, PyTree]:
+        return self._each("statistics", theta)
+
+    def log_partition(self, natural: dict[str, PyTree]) -> Float[Array, ""]:
+        return self._summed(self._each("log_partition", natural))
+
+    def log_base(self, theta: dict[str, PyTree]) -> Float[Array, "..."]:
+        return self._summed(self._each("log_base", theta))
+
+    def expected_log_base(self) -> Float[Array, ""]:
+        return self._summed(self._each("expected_log_base"))
+
+    def constant_base(self) -> bool:
+        return all(self._each("constant_base").values())
+
+    def inside(self, natural: dict[str, PyTree] | None = None) -> Bool[Array, ""]:
+        found = self._each("inside") if natural is None else self._each("inside", natural)
+        return jnp.all(jnp.stack([jnp.all(value) for value in found.values()]))
+
+    # Density and divergence.
+
+    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> dict[str, PyTree]:
+        keys = jax.random.split(key, len(self.blocks))
+        return {name: block.sample(k, shape) for k, (name, block) in zip(keys, self.blocks.items(), strict=True)}
+
+    def log_prob(self, theta: dict[str, PyTree]) -> Float[Array, "..."]:
+        return self._summed(self._each("log_prob", theta))
+
+    def entropy(self) -> Float[Array, ""]:
+        return self._summed(self._each("entropy"))
+
+    def kl(self, other: Any) -> Float[Array, ""]:
+        if not isinstance(other, Product) or other.blocks.keys() != self.blocks.keys():
+            raise ValueError(f"kl needs another Product with the blocks {list(self.blocks)}.")
+        return self._summed(self._each("kl", other.blocks))
+
+    # The block-diagonal Fisher.
+
+    def expectation(self) -> dict[str, PyTree]:
+        return self._each("expectation")
+
+    def raised(self, covector: dict[str, PyTree]) -> dict[str, PyTree]:
+        return self._each("raised", covector)
+
+    def lowered(self, vector: dict[str, PyTree]) -> dict[str, PyTree]:
+        return self._each("lowered", vector)
+
+    def inner(self, natural: dict[str, PyTree], statistics: dict[str, PyTree]) -> Float[Array, "..."]:
+        return self._summed(self._each("inner", natural, statistics))
+
+    def coordinates(self, natural: dict[str, PyTree]) -> Float[Array, " M"]:
+        return jnp.concatenate([x.reshape(-1) for x in self._each("coordinates", natural).values()])
+
+    def uncoordinates(self, vector: Float[Array, " M"]) -> dict[str, PyTree]:
+        parts, start = {}, 0
+        for name, shape in jax.eval_shape(lambda: self._each("coordinates", self.natural())).items():
+            parts[name] = vector[start : start + shape.size].reshape(shape.shape)
+            start += shape.size
+        return self._each("uncoordinates", parts)
+
+    def _symmetric(self, tree: dict[str, PyTree]) -> dict[str, PyTree]:
+        return self._each("_symmetric", tree)
+
+    # The rule, block by block.
+
+    def _steps(self, step: Step) -> dict[str, Step]:
+        """The step as each block takes it."""
+        return {
+            name: dataclasses.replace(
+                step,
+                gradient=step.gradient[name],
+                curvature=None if step.curvature is None else step.curvature[name],
+                previous=None if step.previous is None else step.previous.blocks[name],
+            )
+            for name in self.blocks
+        }
+
+    def natural_step(self, step: Step) -> dict[str, PyTree]:
+        return self._each("natural_step", self._steps(step))
+
+    def derivatives(self, natural_gradient: dict[str, PyTree]) -> tuple[dict[str, PyTree], dict[str, Any]]:
+        found = self._each("derivatives", natural_gradient)
+        gradients, curvatures = ({name: pair[i] for name, pair in found.items()} for i in (0, 1))
+        return gradients, curvatures
+
+    def direction(self, step: Step) -> dict[str, PyTree]:
+        return self._each("direction", self._steps(step))
+
+    def moved(self, step: Step) -> Self:
+        return type(self)(self._each("moved", self._steps(step)))
+
+    def decrement(self, step: Step) -> Float[Array, ""]:
+        return jnp.asarray(sum(self._each("decrement", self._steps(step)).values(), start=0.0))

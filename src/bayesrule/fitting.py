@@ -1,0 +1,291 @@
+"""fit(): the loop around the rule, and the Result it returns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from .objective import Objective, Weighted, as_objective
+from .rule import Info, Rule, State
+from .saving import read, write
+
+_REASONS = ("steps", "converged", "not finite", "left the domain", "stalled")
+_RUNNING, _CONVERGED, _NOT_FINITE, _OUTSIDE, _STALLED = range(5)
+_CHUNK_SECONDS = 0.25  # a chunk of steps is one call: short enough for Ctrl-C and a progress bar
+
+
+class Result:
+    """What `fit` found: `q`, why it ended (`reason`), and one value per step in `trace`.
+
+    `reason` is "converged" (the natural gradient's decrement fell below the tolerance), "steps" (all
+    steps were taken), "not finite" (the loss or its gradient was not a finite number), "left the
+    domain" (λ left Ω), "stalled" (no fraction of the step was acceptable) or "interrupted" (Ctrl-C).
+    Whatever the reason, `q` is the last good one. `trace` has "objective", "rate" and "guard", and with
+    full batches "bound" and "decrement".
+    """
+
+    def __init__(
+        self,
+        state: State,
+        reason: str,
+        trace: dict[str, np.ndarray],
+        key: Any,
+        normalized: bool,
+        bound: Callable[[], Array] | float | None,
+    ):
+        self.state, self.reason, self.trace = state, reason, trace
+        self.key, self.normalized, self._bound = key, normalized, bound
+
+    @property
+    def q(self) -> Any:
+        """The posterior, a member of the rule's family."""
+        return self.state.q
+
+    @property
+    def steps(self) -> int:
+        """How many steps were taken, in all."""
+        return int(self.state.count)
+
+    @property
+    def bound(self) -> float | None:
+        """The evidence lower bound at q (up to the prior's constant unless `normalized`)."""
+        if callable(self._bound):
+            self._bound = float(self._bound())
+        return self._bound
+
+    def save(self, path: str | Path) -> None:
+        """Write everything to one file (arrays and JSON, no code), atomically."""
+        fields = {
+            "state": self.state,
+            "reason": self.reason,
+            "trace": self.trace,
+            "key": self.key,
+            "normalized": self.normalized,
+            "bound": self.bound,
+        }
+        write(path, fields)
+
+    def __repr__(self) -> str:
+        return f"Result({type(self.q).__name__} after {self.steps} steps, {self.reason})"
+
+
+def load(path: str | Path, like: PyTree = None) -> Result:
+    """Read what `Result.save` wrote. Parameters that are not plain containers need `like`, any value of
+    the same structure."""
+    return Result(**read(path, like))
+
+
+def fit(
+    rule: Rule,
+    objective: Any,
+    start: Any,
+    data: PyTree = None,
+    *,
+    steps: int,
+    batch_size: int | None = None,
+    key: Any = None,
+    tolerance: float | None = None,
+    progress: bool = False,
+    checkpoint: str | Path | None = None,
+) -> Result:
+    """Run the rule on an objective for a number of steps, or until the decrement is below `tolerance`.
+
+    `start` is a member of the rule's family, bare parameters, or an earlier `Result` to go on from.
+    `data` is a pytree of arrays with one row per example (or `Weighted`); without `batch_size` every
+    step sees all of it, else mini-batches without replacement, shuffled anew each epoch, with the exact
+    N/M for a ragged last one (a `from_batch` objective leaves the ragged rest of each epoch out, since
+    its examples may not be independent). `tolerance` is in nats. `checkpoint` is a file that is
+    rewritten as the fit goes on; `load` it and pass it as `start` to resume.
+    """
+    objective = as_objective(objective)
+    if not isinstance(steps, int) or steps < 0:
+        raise ValueError(f"steps= is how many steps to take, a whole number, got {steps!r}.")
+    loader = _Loader.of(objective, data, batch_size)
+    resumed = isinstance(start, Result)
+    if resumed and key is None:
+        key = start.key
+    if key is None:
+        if rule.points.random or loader.batch_size is not None or objective.kind == "batch":
+            raise ValueError("This fit is random (sampled points or mini-batches): pass key=jax.random.key(…).")
+        key = jax.random.key(0)
+    if isinstance(key, int):
+        raise ValueError("key= is a JAX key: pass jax.random.key(seed).")
+    # A copy, because the loop gives its buffers away and the start belongs to the caller.
+    state = jax.tree.map(jnp.array, start.state if resumed else rule.init(start, objective))
+    diagnose = tolerance is not None or loader.batch_size is None
+    chunk = partial(_run, batch_size=loader.batch_size, diagnose=diagnose)
+    first, last = int(state.count), int(state.count) + steps
+    carry = (state, loader.first_order(), _empty_trace(steps, diagnose), jnp.zeros((), int))
+    limit = -1.0 if tolerance is None else tolerance
+
+    def result(carry: tuple, reason: str) -> Result:
+        state = carry[0]
+        taken = int(state.count) - first
+        rows = taken + (reason in _REASONS[_NOT_FINITE:])
+        trace = {name: np.asarray(values)[: min(rows, steps)] for name, values in carry[2].items()}
+        bound = partial(_bound, rule, objective, state.q, loader.data, key) if loader.batch_size is None else None
+        return Result(state, reason, trace, key, objective.regularizer.normalized, bound)
+
+    reason, done, size = "steps", first, min(steps, 16)
+    with _Display(progress, steps) as display:
+        try:
+            while done < last:
+                began = time.perf_counter()
+                carry = chunk(rule, objective, loader.data, key, limit, first, min(done + size, last), carry)
+                code = int(carry[3])
+                done = int(carry[0].count)
+                display.update(done - first, carry[2])
+                if checkpoint is not None:
+                    result(carry, _REASONS[code]).save(checkpoint)
+                if code != _RUNNING:
+                    reason = _REASONS[code]
+                    break
+                if time.perf_counter() - began < _CHUNK_SECONDS:
+                    size *= 2
+        except KeyboardInterrupt:
+            reason = "interrupted"
+    return result(carry, reason)
+
+
+class _Loader(eqx.Module):
+    """The data and how it is cut into batches."""
+
+    data: Any
+    batch_size: int | None
+    rows: int
+
+    @staticmethod
+    def of(objective: Objective, data: PyTree, batch_size: int | None) -> _Loader:
+        if objective.kind == "plain":
+            if data is not None or batch_size is not None:
+                raise ValueError("A plain function of θ takes no data: wrap a loss over examples in blr.Objective.")
+            return _Loader(None, None, 0)
+        if data is None:
+            raise ValueError("This objective has a loss for each example: pass data=, arrays with one row per example.")
+        data = jax.tree.map(jnp.asarray, data)
+        examples, _ = objective.examples(data)
+        rows = jax.tree.leaves(examples)[0].shape[0]
+        if batch_size is not None and not 1 <= batch_size <= rows:
+            raise ValueError(f"batch_size= is between 1 and the number of examples, {rows}, got {batch_size}.")
+        return _Loader(data, None if batch_size == rows else batch_size, rows)
+
+    def first_order(self) -> Array:
+        return jnp.full(self.rows if self.batch_size is not None else 0, -1)  # not shuffled yet
+
+
+def _batch(objective: Objective, data: PyTree, key: Any, order: Array, count: Array, size: int) -> tuple[PyTree, Array]:
+    """The batch for a step count: without replacement in each epoch, shuffled by the epoch's own key."""
+    rows = order.shape[0]
+    ragged = objective.kind == "examples"
+    per_epoch = -(-rows // size) if ragged else rows // size
+    epoch, position = count // per_epoch, count % per_epoch
+    shuffle = lambda: jax.random.permutation(jax.random.fold_in(key, epoch), rows)  # noqa: E731
+    # Only an epoch's first step shuffles; a resumed run starts in the middle of one and shuffles too.
+    order = jax.lax.cond((position == 0) | (order[0] < 0), shuffle, lambda: order)
+    place = position * size + jnp.arange(size)
+    index = order[jnp.minimum(place, rows - 1)]
+    weighted = isinstance(data, Weighted)
+    examples = jax.tree.map(lambda x: x[index], data.examples if weighted else data)
+    if not ragged:
+        return Weighted(examples, data.weights[index]) if weighted else examples, order
+    real = place < rows
+    weights = real.astype(float) * (data.weights[index] if weighted else 1.0)
+    return Weighted(examples, weights, jnp.sum(real)), order
+
+
+def _empty_trace(steps: int, diagnose: bool) -> dict[str, Array]:
+    names = ("objective", "rate", "fraction") + (("bound", "decrement") if diagnose else ())
+    return {name: jnp.full(steps, jnp.nan) for name in names} | {"guard": jnp.zeros(steps, bool)}
+
+
+@partial(jax.jit, static_argnames=("batch_size", "diagnose"), donate_argnames="carry")
+def _run(
+    rule: Rule,
+    objective: Objective,
+    data: PyTree,
+    key: Any,
+    tolerance: Any,
+    first: Any,
+    until: Any,
+    carry: tuple,
+    *,
+    batch_size: int | None,
+    diagnose: bool,
+) -> tuple:
+    """Steps until a count is reached or something ends the fit: one compiled loop, no Python per step."""
+    shuffle_key, step_key = jax.random.split(key)
+
+    def unfinished(carry: tuple) -> Array:
+        return (carry[0].count < until) & (carry[3] == _RUNNING)
+
+    def body(carry: tuple) -> tuple:
+        state, order, trace, _ = carry
+        if batch_size is None:
+            batch = data
+        else:
+            batch, order = _batch(objective, data, shuffle_key, order, state.count, batch_size)
+        now = jax.random.fold_in(step_key, state.count)
+        new, info = rule.advance(objective, state, batch, now, diagnose=diagnose)
+        good = info.finite & info.inside
+        code = _code(info, tolerance, diagnose)
+        place = state.count - first
+        trace = {name: values.at[place].set(getattr(info, name)) for name, values in trace.items()}
+        state = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, state)
+        return state, order, trace, code
+
+    return jax.lax.while_loop(unfinished, body, carry)
+
+
+def run(rule: Rule, objective: Objective, state: State, data: PyTree, key: Any, steps: int, tolerance: Any) -> State:
+    """Full-batch steps from a state, until converged or at most `steps`: `fit` for use inside a trace."""
+    carry = (state, jnp.zeros(0, int), _empty_trace(steps, True), jnp.zeros((), int))
+    until = state.count + steps
+    return _run(rule, objective, data, key, tolerance, state.count, until, carry, batch_size=None, diagnose=True)[0]
+
+
+def _code(info: Info, tolerance: Any, diagnose: bool) -> Array:
+    done = info.decrement <= tolerance if diagnose else False
+    left = jnp.where(info.fraction == 0, _STALLED, _OUTSIDE)
+    ended = jnp.where(done, _CONVERGED, jnp.where(info.inside, _RUNNING, left))
+    return jnp.where(info.finite, ended, _NOT_FINITE)
+
+
+@jax.jit
+def _bound(rule: Rule, objective: Objective, q: Any, data: PyTree, key: Any) -> Array:
+    return rule.bound(objective, q, data, key)
+
+
+class _Display:
+    """A progress bar, or nothing."""
+
+    def __init__(self, shown: bool, steps: int):
+        self.bar = None
+        if shown:
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            self.bar = Progress(*columns)
+            self.task = self.bar.add_task("fitting", total=steps)
+
+    def __enter__(self) -> _Display:
+        if self.bar is not None:
+            self.bar.start()
+        return self
+
+    def update(self, done: int, trace: dict[str, Array]) -> None:
+        if self.bar is not None and done:
+            shown = "bound" if "bound" in trace else "objective"
+            self.bar.update(self.task, completed=done, description=f"{shown} {float(trace[shown][done - 1]):.6g}")
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()

@@ -1,0 +1,107 @@
+"""What keeps λ inside Ω: nothing, a retraction, or a shorter step."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from .steps import Step
+
+
+class Taken(eqx.Module):
+    """A step that was taken: the new q, how much of the step it is, and what the guard saw."""
+
+    q: Any
+    fraction: Array
+    acted: Array
+    inside: Array
+
+
+class Guard(eqx.Module):
+    """Takes a step and keeps λ in Ω."""
+
+    @property
+    @abstractmethod
+    def meaning(self) -> str:
+        """What it does, for the printed derivation."""
+
+    @abstractmethod
+    def take(self, q: Any, step: Step, score: Callable[[Any], Array], limit: Any) -> Taken:
+        """q after the step. `score` gives a candidate's loss, E_q ℓ̄ − τH(q), which `limit` should bound."""
+
+
+def _inside(q: Any) -> Array:
+    return jnp.all(q.inside())
+
+
+class NoGuard(Guard):
+    """The plain step, wherever it leads."""
+
+    @property
+    def meaning(self) -> str:
+        return "the plain step"
+
+    def take(self, q: Any, step: Step, score: Any, limit: Any) -> Taken:
+        new = q.moved(step)
+        inside = _inside(new)
+        return Taken(new, jnp.ones(()), ~inside, inside)
+
+
+class Retraction(Guard):
+    r"""A Gaussian's step on the manifold of positive-definite S, to second order.
+
+    $S' = S + ρ(H − τS) + ½ρ²(H − τS)S^{-1}(H − τS)$ is positive definite for every symmetric H. It is
+    not for one-step exactness: at ρ = 1 it is ½(S + HS⁻¹H).
+    """
+
+    @property
+    def meaning(self) -> str:
+        return "S' = S + ρ(H − S) + ½ρ²(H − S)S⁻¹(H − S), always positive definite"
+
+    def take(self, q: Any, step: Step, score: Any, limit: Any) -> Taken:
+        new = q.moved(dataclasses.replace(step, retraction=True))
+        return Taken(new, jnp.ones(()), ~_inside(q.moved(step)), _inside(new))
+
+
+class Backtracking(Guard):
+    """Halves the step until λ is inside Ω, and with `monotone` until the loss does not worsen."""
+
+    halvings: int = eqx.field(static=True)
+    monotone: bool = eqx.field(static=True)
+
+    def __init__(self, halvings: int = 40, *, monotone: bool = False):
+        if halvings < 1:
+            raise ValueError(f"Backtracking needs at least one halving, got {halvings}.")
+        self.halvings, self.monotone = halvings, monotone
+
+    @property
+    def meaning(self) -> str:
+        return f"ρ is halved until λ ∈ Ω{' and the loss does not worsen' if self.monotone else ''}"
+
+    def take(self, q: Any, step: Step, score: Callable[[Any], Array], limit: Any) -> Taken:
+        def acceptable(candidate: Any) -> Array:
+            inside = _inside(candidate)
+            return inside & (score(candidate) <= limit) if self.monotone else inside
+
+        def body(carry: tuple) -> tuple:
+            _, fraction, count, _ = carry
+            fraction = fraction / 2
+            candidate = q.moved(step.shortened(fraction))
+            return candidate, fraction, count + 1, acceptable(candidate)
+
+        plain = q.moved(step)
+        start = (plain, jnp.ones(()), jnp.zeros((), int), acceptable(plain))
+        unfinished = lambda carry: (carry[2] < self.halvings) & ~carry[3]  # noqa: E731
+        new, fraction, _, good = jax.lax.while_loop(unfinished, body, start)
+        new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, q)
+        return Taken(new, jnp.where(good, fraction, 0.0), ~_inside(plain), good)
+
+    def __repr__(self) -> str:
+        return f"Backtracking({'monotone=True' if self.monotone else ''})"

@@ -1,0 +1,217 @@
+"""ℓ̄(θ) = Σᵢ ℓ(θ, exampleᵢ) + R(θ): the per-example loss, the data's size N, the prior."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Float, PyTree
+
+from .regularizer import Flat, Regularizer, as_regularizer
+
+
+class Weighted(eqx.Module):
+    """Examples with a weight each: `data=Weighted((x, y), w)`, or a batch of them.
+
+    A weight multiplies its example's loss, so 2 counts an example twice and 0 leaves it out. `count`
+    is the number M of examples that the batch stands for in N/M; by default the number of its rows.
+    """
+
+    examples: PyTree
+    weights: Float[Array, " B"]
+    count: Any = None
+
+
+class Objective(eqx.Module):
+    r"""$\barℓ(θ) = \sum_i ℓ(θ, \text{example}_i) + R(θ)$ (`eq:ERM`), estimated from a batch by N/M.
+
+    `loss(params, example)` is a scalar; with `output=apply` it is `loss(apply(params, x), y)` for
+    examples `(x, y)`. Both see one example; batches have a leading axis. `size` is N. The prior is
+    `regularizer=δ` (the Gaussian N(0, 1/δ)), `prior=` a family, or `regularizer=` any function of
+    the parameters. `linear=True` says that `apply` is linear (or affine) in the parameters.
+
+    >>> import jax.numpy as jnp
+    >>> objective = Objective(lambda w, e: 0.5 * (e[1] - e[0] @ w) ** 2, size=4, regularizer=1.0)
+    >>> x, y = jnp.ones((2, 1)), jnp.array([1.0, 3.0])
+    >>> float(objective.data(jnp.zeros(1), (x, y))[0])                  # N/M = 2 times 5
+    10.0
+    """
+
+    loss: Callable[..., Any] = eqx.field(static=True)
+    output: Callable[..., Any] | None = eqx.field(static=True)
+    linear: bool = eqx.field(static=True)
+    kind: str = eqx.field(static=True)
+    size: Any
+    regularizer: Regularizer
+    aux: PyTree
+
+    def __init__(
+        self,
+        loss: Callable[..., Any],
+        *,
+        size: int | None = None,
+        output: Callable[..., Any] | None = None,
+        regularizer: Any = None,
+        prior: Any = None,
+        linear: bool = False,
+    ):
+        if not callable(loss):
+            raise ValueError(f"Objective takes a function loss(params, example), got {type(loss).__name__}.")
+        if size is None:
+            raise ValueError(
+                "Objective needs size=N, the number of training examples: without it the posterior's width is "
+                "meaningless. For a full-batch loss pass size=len(data)."
+            )
+        if linear and output is None:
+            raise ValueError("linear=True is said of output=apply: give the function that is linear in the parameters.")
+        self.loss, self.output, self.linear, self.kind = loss, output, linear, "examples"
+        self.size = _checked_size(size)
+        self.regularizer = as_regularizer(regularizer, prior)
+        self.aux = None
+
+    @staticmethod
+    def from_batch(
+        function: Callable[..., Any], *, size: int, aux: PyTree = None, regularizer: Any = None, prior: Any = None
+    ) -> Objective:
+        """An objective whose examples are not independent, or whose loss is random.
+
+        `function(params, batch, aux, key)` returns one loss for each example of the batch and the new
+        `aux` (batch statistics, say), which is kept in the rule's state and begins as `aux`.
+        """
+        made = Objective(function, size=size, regularizer=regularizer, prior=prior)
+        made = eqx.tree_at(lambda o: o.aux, made, aux, is_leaf=lambda x: x is None)
+        return _with_kind(made, "batch")
+
+    @property
+    def per_example(self) -> bool:
+        """Whether one example's loss can be taken by itself."""
+        return self.kind == "examples"
+
+    # Batches.
+
+    def examples(self, batch: PyTree) -> tuple[PyTree, Float[Array, " B"]]:
+        """The examples, and what each one's loss is multiplied by: its weight times N/M."""
+        weights, count = None, None
+        if isinstance(batch, Weighted):
+            batch, weights, count = batch.examples, batch.weights, batch.count
+        rows = _rows(batch)
+        if weights is not None and jnp.shape(weights) != (rows,):
+            raise ValueError(f"There are {rows} examples but the weights have shape {jnp.shape(weights)}.")
+        scale = jnp.asarray(self.size / (rows if count is None else count), dtype=float)
+        if weights is None:
+            return batch, scale * jnp.ones(rows)
+        if self.per_example:
+            # A row that counts stands in for one of zero weight, whose derivatives may be NaN (and 0·NaN is NaN).
+            counts = jnp.asarray(weights) != 0
+            index = jnp.where(counts, jnp.arange(rows), jnp.argmax(counts))
+            batch = jax.tree.map(lambda x: jnp.asarray(x)[index], batch)
+        return batch, scale * weights
+
+    # Values.
+
+    def losses(self, theta: PyTree, examples: PyTree, aux: PyTree = None, key: Any = None) -> tuple[Array, PyTree]:
+        """ℓ(θ, example) for each example, and the new aux."""
+        if self.kind == "batch":
+            values, aux = self.loss(theta, examples, aux, key)
+            rows = _rows(examples)
+            if jnp.shape(values) != (rows,):
+                raise ValueError(
+                    f"A from_batch loss returns one number for each example, shape ({rows},), got {jnp.shape(values)}."
+                )
+            return values, aux
+        return jax.vmap(lambda example: self.example_loss(theta, example))(examples), aux
+
+    def example_loss(self, theta: PyTree, example: PyTree) -> Array:
+        """ℓ(θ, example) for one example."""
+        if self.output is not None:
+            x, y = example
+            return _scalar(self.loss(self.output(theta, x), y), "loss(output, y)")
+        return _scalar(self.loss(theta, example), "loss(params, example)")
+
+    def data(self, theta: PyTree, batch: PyTree = None, aux: PyTree = None, key: Any = None) -> tuple[Array, PyTree]:
+        """Σᵢ ℓ(θ, exampleᵢ), estimated from the batch, and the new aux. R is not in it."""
+        if self.kind == "plain":
+            return _scalar(self.loss(theta), "the objective"), aux
+        examples, scales = self.examples(batch)
+        values, aux = self.losses(theta, examples, aux, key)
+        # A zero weight leaves an example out altogether, even one whose loss is not a number.
+        return jnp.sum(jnp.where(scales == 0, 0.0, values * scales.astype(values.dtype))), aux
+
+    # Losses through an output: f = apply(θ, x).
+
+    def outputs(self, theta: PyTree, examples: PyTree) -> Float[Array, "B K"]:
+        """apply(θ, x) for each example, each ravelled."""
+        apply = self._apply()
+        return jax.vmap(lambda x: jnp.ravel(apply(theta, x)))(examples[0])
+
+    def jacobians(self, theta: PyTree, examples: PyTree) -> PyTree:
+        """∂apply(θ, x)/∂θ for each example: leaves (B, K, *leaf)."""
+        apply = self._apply()
+        return jax.vmap(lambda x: jax.jacrev(lambda t: jnp.ravel(apply(t, x)))(theta))(examples[0])
+
+    def output_loss(self, theta: PyTree, examples: PyTree) -> Callable[[Array, Any], Array]:
+        """(ravelled output, y) ↦ loss."""
+        apply = self._apply()
+        first = jax.tree.map(lambda x: x[0], examples[0])
+        shape = jax.eval_shape(apply, theta, first).shape
+        return lambda f, y: _scalar(self.loss(f.reshape(shape), y), "loss(output, y)")
+
+    def _apply(self) -> Callable[..., Any]:
+        if self.output is None:
+            raise ValueError(
+                "This needs the outputs of the model: build the objective as Objective(loss, output=apply, …) "
+                "with loss(output, y) and examples (x, y)."
+            )
+        return self.output
+
+
+def _with_kind(objective: Objective, kind: str) -> Objective:
+    made = object.__new__(Objective)
+    for name in ("loss", "output", "linear", "size", "regularizer", "aux"):
+        object.__setattr__(made, name, getattr(objective, name))
+    object.__setattr__(made, "kind", kind)
+    return made
+
+
+def as_objective(objective: Any) -> Objective:
+    """A plain function θ ↦ scalar is an objective too, with N = 1 and no examples."""
+    if isinstance(objective, Objective):
+        return objective
+    if not callable(objective):
+        raise ValueError(f"An objective is a blr.Objective or a function of θ, got {type(objective).__name__}.")
+    return _with_kind(Objective(objective, size=1), "plain")
+
+
+def _checked_size(size: Any) -> Any:
+    if isinstance(size, Tracer):
+        return size
+    if isinstance(size, bool) or jnp.ndim(size) != 0 or float(size) <= 0:
+        raise ValueError(f"size=N is the number of training examples, a positive number, got {size!r}.")
+    return size
+
+
+def _rows(batch: PyTree) -> int:
+    leaves = jax.tree.leaves(batch)
+    if not leaves:
+        raise ValueError("This objective has examples, so a step needs a batch: arrays with one row per example.")
+    sizes = {jnp.shape(leaf)[:1] for leaf in leaves}
+    if len(sizes) > 1 or () in sizes:
+        shapes = [jnp.shape(leaf) for leaf in leaves]
+        raise ValueError(f"The arrays of a batch need the same number of rows, got shapes {shapes}.")
+    (rows,) = sizes.pop()
+    if rows == 0:
+        raise ValueError("The batch is empty: N/M has no meaning with M = 0. Leave empty batches out.")
+    return rows
+
+
+def _scalar(value: Any, what: str) -> Array:
+    if jnp.shape(value) != ():
+        raise ValueError(f"{what} must be a scalar, got shape {jnp.shape(value)}: sum or average it over its axes.")
+    return jnp.asarray(value)
+
+
+__all__ = ["Flat", "Objective", "Weighted", "as_objective"]

@@ -1,0 +1,89 @@
+"""Which pieces go together. A wrong pairing is a ValueError that names a right one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .curvature import Curvature, Gradient, Reparameterized, Score, Stein
+from .families.base import ExponentialFamily, Family
+from .families.structure import GaussianFamily
+from .guards import Retraction
+from .points import Delta, Enumeration, Exact, MonteCarlo, Points
+
+_FITTING = {
+    "none": "Gradient()",
+    "diagonal": "HessianDiagonal(), GaussNewton(), GeneralizedGaussNewton(), SquaredGradient() or Stein()",
+    "full": "Hessian(), GaussNewton(), GeneralizedGaussNewton() or Stein()",
+    "factored": "GaussNewton() or GeneralizedGaussNewton()",
+}
+
+
+def check(kind: type[Family], points: Points, curvature: Curvature, steps: Any, guard: Any) -> None:
+    """Raise unless these pieces make an algorithm for this kind of family."""
+    _check_points(points, curvature)
+    abstract = kind in (Family, ExponentialFamily, GaussianFamily)
+    if not abstract:
+        _check_family(kind, points, curvature)
+    exponential = issubclass(kind, ExponentialFamily)
+    if (steps.reverse or steps.lazy or steps.momentum is not None) and not exponential:
+        raise ValueError(
+            f"Natural momentum, the reverse and the lazy form need an exponential family, and {kind.__name__} is not "
+            "one: use GradientAverage instead of momentum, and reverse=False."
+        )
+    if isinstance(guard, Retraction) and not (abstract or _structure(kind) in ("diagonal", "full")):
+        raise ValueError(
+            f"Retraction curves the step of a Gaussian's precision; {kind.__name__} has none to move that way. Use "
+            "Backtracking() or NoGuard()."
+        )
+    if isinstance(guard, Retraction) and steps.reverse:
+        raise ValueError("Retraction is for steps in λ: with reverse=True use Backtracking() or NoGuard().")
+
+
+def _check_points(points: Points, curvature: Curvature) -> None:
+    if isinstance(points, Delta) and isinstance(curvature, Stein):
+        raise ValueError(
+            "Delta() looks only at the mean, where S(θ − m)∇ℓᵀ is zero: Stein() would silently give a curvature of 0. "
+            "Use MonteCarlo() or Quadrature() points, or Hessian() at the mean."
+        )
+    if isinstance(points, Exact) and not isinstance(curvature, Gradient):
+        raise ValueError(
+            f"Exact() differentiates the objective in μ and has no points for {type(curvature).__name__}: use "
+            "Gradient()."
+        )
+    if isinstance(points, Enumeration) and not isinstance(curvature, Score):
+        raise ValueError("Enumeration() sums over discrete values, where there are no derivatives: use Score().")
+    if isinstance(curvature, Score) and isinstance(points, Delta):
+        raise ValueError("Score() compares the loss across points, and Delta() is one point: use MonteCarlo(samples).")
+    if isinstance(curvature, Reparameterized) and not isinstance(points, MonteCarlo):
+        raise ValueError("Reparameterized() differentiates samples: use MonteCarlo(samples) points.")
+
+
+def _structure(kind: type[Family]) -> str | None:
+    return kind.structure.name if issubclass(kind, GaussianFamily) else None  # type: ignore[attr-defined]
+
+
+def _check_family(kind: type[Family], points: Points, curvature: Curvature) -> None:
+    name = kind.__name__
+    needs_exponential = isinstance(points, Exact) or isinstance(curvature, Score | Reparameterized)
+    if needs_exponential:
+        if not issubclass(kind, ExponentialFamily):
+            raise ValueError(
+                f"{type(points).__name__}() with {type(curvature).__name__}() needs an exponential family, and {name} "
+                f"is not one: use {_FITTING['factored']}."
+            )
+        if isinstance(curvature, Reparameterized) and not kind.reparameterized:
+            raise ValueError(f"The samples of a {name} are not differentiable in λ: use Score() instead.")
+        if isinstance(points, Enumeration) and not hasattr(kind, "support"):
+            raise ValueError(f"The values of a {name} cannot be listed: use MonteCarlo() points with Score().")
+        return
+    structure = _structure(kind)
+    if structure is None:
+        raise ValueError(
+            f"{type(curvature).__name__}() measures derivatives in θ, which move a Gaussian's mean and precision; for "
+            f"a {name} use Exact() points with Gradient(), or MonteCarlo() with "
+            f"{'Reparameterized()' if getattr(kind, 'reparameterized', False) else 'Score()'}."
+        )
+    if structure not in curvature.serves:
+        raise ValueError(
+            f"{type(curvature).__name__}() does not fill the precision of a {name}: use {_FITTING[structure]}."
+        )

@@ -1,0 +1,169 @@
+"""Where the loss is looked at, to stand for the expectation under q: points and their weights."""
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from typing import Any, ClassVar, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from .families.base import Family
+from .families.structure import GaussianFamily, ravel, unravel
+
+
+class PointSet(NamedTuple):
+    """Values of θ with a leading axis, and their weights: E_q f ≈ Σ_s w_s f(θ_s)."""
+
+    theta: PyTree
+    weights: Float[Array, " S"]
+
+
+class Points(eqx.Module):
+    """Where the loss is looked at."""
+
+    approximation: ClassVar[str] = ""
+    """How Table 1 names what it does to the natural gradient."""
+    meaning: ClassVar[str] = ""
+    random: ClassVar[bool] = False
+
+    @abstractmethod
+    def at(self, q: Family, key: Any) -> PointSet:
+        """The points for this q."""
+
+    def outputs(
+        self, q: Any, center: Float[Array, "B K"], jacobian: PyTree, key: Any
+    ) -> tuple[Float[Array, "S B K"], Float[Array, " S"]]:
+        """Points for outputs that are linear in θ, f = center + J(θ − m), and their weights."""
+        spots = self.at(q, key)
+        deviation = ravel(jax.tree.map(jnp.subtract, spots.theta, q.mean), 1)
+        return center + jnp.einsum("bkp,sp->sbk", ravel(jacobian, 2), deviation), spots.weights
+
+
+class Delta(Points):
+    """One point, the mean: E_q f(θ) ≈ f(m), the delta method (`app:delta`)."""
+
+    approximation: ClassVar[str] = "Delta method"
+    meaning: ClassVar[str] = "E_q f(θ) ≈ f(m), the delta method (app:delta)"
+
+    def at(self, q: Any, key: Any) -> PointSet:
+        return PointSet(jax.tree.map(lambda m: m[None], q.mean), jnp.ones(1))
+
+    def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Any) -> tuple[Array, Array]:
+        return center[None], jnp.ones(1)
+
+
+class MonteCarlo(Points):
+    """`samples` draws from q, equally weighted; `antithetic` draws come in mirrored pairs m ± ε."""
+
+    samples: int = eqx.field(static=True)
+    antithetic: bool = eqx.field(static=True)
+    approximation: ClassVar[str] = "Monte Carlo"
+    meaning: ClassVar[str] = "E_q f(θ) ≈ the mean of f over draws from q"
+    random: ClassVar[bool] = True
+
+    def __init__(self, samples: int = 1, *, antithetic: bool = False):
+        if samples < 1 or (antithetic and samples % 2):
+            raise ValueError(f"MonteCarlo takes a positive number of samples (even if antithetic), got {samples}.")
+        self.samples, self.antithetic = samples, antithetic
+
+    def at(self, q: Any, key: Any) -> PointSet:
+        if key is None:
+            raise ValueError("MonteCarlo points are random: pass key=jax.random.key(…).")
+        weights = jnp.full(self.samples, 1 / self.samples)
+        if not self.antithetic:
+            return PointSet(q.sample(key, (self.samples,)), weights)
+        if not isinstance(q, GaussianFamily):
+            raise ValueError(f"Antithetic pairs mirror a Gaussian; {type(q).__name__} is not one.")
+        half = q.sample(key, (self.samples // 2,))
+        theta = jax.tree.map(lambda t, m: jnp.concatenate([t, 2 * m - t]), half, q.mean)
+        return PointSet(theta, weights)
+
+    def __repr__(self) -> str:
+        return f"MonteCarlo({self.samples}{', antithetic=True' if self.antithetic else ''})"
+
+
+_GRID_LIMIT = 100_000
+
+
+class Quadrature(Points):
+    """Gauss–Hermite points of an order: a tensor grid over θ, exact to degree 2·order − 1.
+
+    Where the objective says `linear=True` the grid is over each example's outputs instead: one
+    dimension for each output, however many parameters there are.
+    """
+
+    order: int = eqx.field(static=True)
+    approximation: ClassVar[str] = "Gauss-Hermite quadrature"
+    meaning: ClassVar[str] = "E_q f(θ) by Gauss–Hermite quadrature"
+
+    def __init__(self, order: int = 5):
+        if order < 1:
+            raise ValueError(f"The order of a quadrature is at least 1, got {order}.")
+        self.order = order
+
+    def at(self, q: Any, key: Any) -> PointSet:
+        size = sum(leaf.size for leaf in jax.tree.leaves(q.mean))
+        noise, weights = _grid(self.order, size)
+        if q.noise_size == size:
+            return PointSet(q.transformed(noise), weights)
+        spread = noise @ jnp.linalg.cholesky(q.covariance()).T
+        return PointSet(unravel(ravel(q.mean) + spread, q.mean), weights)
+
+    def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Any) -> tuple[Array, Array]:
+        covariance = q.output_covariance(jacobian)
+        noise, weights = _grid(self.order, center.shape[1])
+        noise = noise.astype(center.dtype)
+        if center.shape[1] == 1:
+            return center + jnp.sqrt(covariance[:, 0]) * noise[:, None, :], weights
+        factor = _factor(covariance)
+        return center + jnp.einsum("bkl,sl->sbk", factor, noise), weights
+
+    def __repr__(self) -> str:
+        return f"Quadrature({self.order})"
+
+
+def _factor(covariance: Float[Array, "B K K"]) -> Float[Array, "B K K"]:
+    """chol(C), and a little more than C where outputs depend on each other and C is singular."""
+    plain = jnp.linalg.cholesky(covariance)
+    fine = jnp.all(jnp.isfinite(plain), axis=(1, 2), keepdims=True)
+    size, limits = covariance.shape[-1], jnp.finfo(covariance.dtype)
+    more = 8 * size * limits.eps * jnp.trace(covariance, axis1=1, axis2=2)[:, None, None] + limits.tiny
+    safe = covariance + jnp.where(fine, 0.0, more) * jnp.eye(size, dtype=covariance.dtype)
+    return jnp.linalg.cholesky(safe)
+
+
+def _grid(order: int, size: int) -> tuple[Float[Array, "S D"], Float[Array, " S"]]:
+    if order**size > _GRID_LIMIT:
+        raise ValueError(
+            f"A grid of order {order} in {size} dimensions has {order}^{size} points. Use MonteCarlo, or, where "
+            "the model is linear in its parameters, Objective(loss, output=apply, linear=True): then each "
+            "example is integrated over its own outputs."
+        )
+    nodes, weights = np.polynomial.hermite_e.hermegauss(order)
+    weights = weights / weights.sum()
+    points = np.array(list(itertools.product(nodes, repeat=size))).reshape(-1, size)
+    return jnp.asarray(points), jnp.asarray([np.prod(w) for w in itertools.product(weights, repeat=size)])
+
+
+class Exact(Points):
+    """No points at all: the objective is already a function of μ, linear or not."""
+
+    meaning: ClassVar[str] = "none needed: the objective is E_q ℓ̄ as a function of μ"
+
+    def at(self, q: Any, key: Any) -> PointSet:
+        raise ValueError("Exact has no points: the objective is a function of μ.")
+
+
+class Enumeration(Points):
+    """Every value of a small discrete θ, weighted by q: the expectation itself."""
+
+    meaning: ClassVar[str] = "E_q f(θ) as the sum over every θ"
+
+    def at(self, q: Any, key: Any) -> PointSet:
+        theta = q.support()
+        return PointSet(theta, jnp.exp(q.log_prob(theta)))

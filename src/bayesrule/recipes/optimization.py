@@ -1,0 +1,58 @@
+"""Optimisation algorithms as the rule: Table 1's first block."""
+
+from __future__ import annotations
+
+from ..curvature import Gradient, Hessian
+from ..families.diagonal import FixedGaussian
+from ..families.gaussian import Gaussian
+from ..guards import Backtracking, Retraction
+from ..points import Delta, MonteCarlo
+from ..rule import Rule
+from ..steps import Number, Steps
+
+
+def gradient_descent(rate: Number, *, momentum: Number | None = None) -> Rule:
+    r"""Gradient descent, $θ ← θ − ρ∇\barℓ(θ)$ (section 1.3.1).
+
+    A Gaussian with fixed covariance I and the delta method (`eq:blr_sgd1`). With `momentum` γ it is
+    Polyak's heavy ball, $+ γ(θ_t − θ_{t−1})$ (`eq:sgd_momentum`).
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> result = blr.fit(blr.gradient_descent(0.5), lambda x: 0.5 * jnp.sum((x - 3) ** 2), jnp.zeros(1), steps=1)
+    >>> float(result.q.mean[0])
+    1.5
+    """
+    steps = Steps(rate, momentum=momentum)
+    return Rule(FixedGaussian, Delta(), Gradient(), steps, name="gradient_descent", section="1.3.1")
+
+
+def newton(rate: Number = 1.0) -> Rule:
+    r"""Newton's method, $θ ← θ − [∇^2\barℓ(θ)]^{-1}∇\barℓ(θ)$ at ρ = 1 (section 1.3.2).
+
+    A Gaussian and the delta method: $S ← (1−ρ)S + ρ∇^2\barℓ(m)$, $m ← m − ρS^{-1}∇\barℓ(m)$
+    (`eq:von_1`, `eq:bp_delta`). The step is halved until S is positive definite and the loss does not
+    worsen.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> result = blr.fit(blr.newton(), lambda x: jnp.sum(jnp.cosh(x - 1)), jnp.zeros(2), steps=9, tolerance=1e-6)
+    >>> result.reason, [round(float(x), 4) for x in result.q.mean]
+    ('converged', [1.0, 1.0])
+    """
+    guard = Backtracking(monotone=True)
+    return Rule(Gaussian, Delta(), Hessian(), Steps(rate), guard, name="newton", section="1.3.2")
+
+
+def von(rate: Number = 0.1, *, samples: int = 10) -> Rule:
+    r"""Variational online Newton: Newton's method without the delta method (`eq:von_1`).
+
+    $S ← (1−ρ)S + ρE_q[∇^2\barℓ]$, $m ← m − ρS^{-1}E_q[∇\barℓ]$, the expectations by Monte Carlo
+    (antithetic pairs where `samples` is even).
+
+    >>> import bayesrule as blr, jax.numpy as jnp, jax
+    >>> q = blr.Gaussian(jnp.zeros(1), jnp.eye(1))
+    >>> result = blr.fit(blr.von(0.5), lambda x: jnp.sum((x - 1) ** 2), q, steps=40, key=jax.random.key(0))
+    >>> round(float(result.q.mean[0]), 3), round(float(result.q.precision[0, 0]), 3)
+    (1.0, 2.0)
+    """
+    points = MonteCarlo(samples, antithetic=samples % 2 == 0)
+    return Rule(Gaussian, points, Hessian(), Steps(rate), Retraction(), name="von", section="3.1")

@@ -1,0 +1,74 @@
+"""Table 1 of the paper, printed from the algorithms themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ..rule import Rule
+from .inference import conjugate, exponential_weights, laplace
+from .optimization import gradient_descent, newton, von
+
+
+@dataclass(frozen=True)
+class Row:
+    """One algorithm: its name and section in the paper, and what its pieces say of it."""
+
+    block: str
+    name: str
+    recipe: str
+    section: str
+    rule: Rule | None
+    """The algorithm itself; None where the library does not have it yet."""
+
+    @property
+    def available(self) -> bool:
+        """Whether the library has it."""
+        return self.rule is not None
+
+    @property
+    def posterior(self) -> str:
+        """The family, as Table 1 names it."""
+        return "" if self.rule is None else self.rule.family.kind.label
+
+    @property
+    def approximations(self) -> str:
+        """What its pieces do to the natural gradient."""
+        if self.rule is None:
+            return ""
+        said = [self.rule.points.approximation, self.rule.curvature.approximation]
+        named = ", ".join(text for text in said if text)
+        return named or ("ρ = 1" if self.rule.steps.rates.mean == 1 else "None")
+
+
+_TABLE: tuple[tuple[str, str, str, str, Callable[[], Rule] | None], ...] = (
+    ("Optimization", "Gradient descent", "gradient_descent", "1.3.1", lambda: gradient_descent(0.1)),
+    ("Optimization", "Newton's method", "newton", "1.3.2", newton),
+    ("Optimization", "Variational online Newton", "von", "3.1", von),
+    ("Optimization", "Multimodal optimization", "multimodal", "3.2", None),
+    ("Deep learning", "SGD", "sgd", "4.1", None),
+    ("Deep learning", "RMSprop/Adam", "adam", "4.2", None),
+    ("Deep learning", "Dropout", "dropout", "4.3", None),
+    ("Deep learning", "STE", "straight_through", "4.5", None),
+    ("Deep learning", "Online Gauss-Newton (OGN)", "ogn", "4.4", None),
+    ("Deep learning", "Variational OGN", "vogn", "4.4", None),
+    ("Deep learning", "BayesBiNN", "bayesbinn", "4.5", None),
+    ("Bayesian inference", "Conjugate Bayes", "conjugate", "5.1", conjugate),
+    ("Bayesian inference", "Laplace's method", "laplace", "4.4", laplace),
+    ("Bayesian inference", "Expectation-Maximization", "em", "5.2", None),
+    ("Bayesian inference", "Stochastic VI (SVI)", "svi", "5.3", None),
+    ("Bayesian inference", "Variational message passing (VMP)", "vmp", "5.3", None),
+    ("Bayesian inference", "Non-conjugate VMP", "ncvmp", "5.3", None),
+    ("Bayesian inference", "Non-conjugate VI", "cvi", "5.4", None),
+    ("Online learning", "Exponential weights", "exponential_weights", "5.4", lambda: exponential_weights(0.1)),
+)
+
+
+def table() -> Iterator[Row]:
+    """The rows of Table 1 (and what stands beside it), in the paper's order.
+
+    >>> [row.name for row in table() if row.available][:2]
+    ['Gradient descent', "Newton's method"]
+    """
+    for block, name, recipe, section, make in _TABLE:
+        yield Row(block, name, recipe, section, None if make is None else make())

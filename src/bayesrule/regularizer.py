@@ -1,0 +1,175 @@
+"""R(θ): what is added to the data's loss, never sampled, differentiated exactly at the mean."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, PyTree
+
+from .families.base import ExponentialFamily, Family
+from .families.structure import GaussianFamily, ravel, unravel
+
+
+class Regularizer(eqx.Module):
+    """R(θ) and what the rule asks of it."""
+
+    normalized: ClassVar[bool] = True
+    """Whether exp(−R) is a density, so that a bound is a bound on the log evidence."""
+
+    @abstractmethod
+    def at_mean(self, q: Any) -> Array:
+        """R at the mean of q (the delta method)."""
+
+    @abstractmethod
+    def expected(self, q: Any) -> Array:
+        """E_q R."""
+
+    @abstractmethod
+    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+        """What R adds to the gradient and the curvature of a step, as `q.moved` takes them."""
+
+
+class Flat(Regularizer):
+    """R = 0: a flat, improper prior."""
+
+    normalized: ClassVar[bool] = False
+
+    def at_mean(self, q: Any) -> Array:
+        return jnp.zeros(())
+
+    def expected(self, q: Any) -> Array:
+        return jnp.zeros(())
+
+    def derivatives(self, q: Any) -> tuple[None, None]:
+        return None, None
+
+
+class Isotropic(Regularizer):
+    """R(θ) = ½δ‖θ‖² with its constants: the prior N(0, 1/δ) on every entry."""
+
+    strength: Any
+
+    def _value(self, squares: Any, size: int) -> Array:
+        return 0.5 * (self.strength * squares + size * (math.log(2 * math.pi) - jnp.log(self.strength)))
+
+    def at_mean(self, q: Any) -> Array:
+        mean = _gaussian(q).mean
+        leaves = jax.tree.leaves(mean)
+        squares = sum((jnp.sum(leaf**2) for leaf in leaves), start=0.0)
+        return self._value(squares, sum(leaf.size for leaf in leaves))
+
+    def expected(self, q: Any) -> Array:
+        spread = sum((jnp.sum(v) for v in jax.tree.leaves(_gaussian(q).variance())), start=0.0)
+        return self.at_mean(q) + 0.5 * self.strength * spread
+
+    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+        q = _gaussian(q)
+        gradient = jax.tree.map(lambda m: jnp.asarray(self.strength, m.dtype) * m, q.mean)
+        strength = jax.tree.map(lambda m: jnp.full(m.shape, self.strength, m.dtype), q.mean)
+        return gradient, q.structure.of_diagonal(strength)
+
+
+class Prior(Regularizer):
+    """R(θ) = −log p(θ) for a prior that is itself a family."""
+
+    family: Any
+
+    def at_mean(self, q: Any) -> Array:
+        return -jnp.sum(self.family.log_prob(_gaussian(q).mean))
+
+    def expected(self, q: Any) -> Array:
+        if isinstance(q, GaussianFamily) and not isinstance(self.family, GaussianFamily):
+            return self.at_mean(q)
+        return jnp.sum(self._same(q).cross_entropy(self.family))
+
+    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+        prior = self.family
+        if isinstance(q, GaussianFamily):
+            if not isinstance(prior, GaussianFamily):
+                return Penalty(lambda theta: -jnp.sum(prior.log_prob(theta))).derivatives(q)
+            gradient = prior.times(jax.tree.map(jnp.subtract, q.mean, prior.mean))
+            return gradient, prior.prior_curvature(q.structure, q.mean)
+        q = self._same(q)
+        # −log p = −⟨λ₀, T⟩ − log h + A(λ₀): the gradient in μ is −λ₀, less h's where h is not constant.
+        gradient = jax.tree.map(jnp.negative, prior.natural())
+        if not q.constant_base():
+            base = q.natural_gradient(lambda r: r.expected_log_base())
+            gradient = jax.tree.map(jnp.subtract, gradient, base)
+        return gradient, None
+
+    def _same(self, q: Any) -> Any:
+        if isinstance(q, GaussianFamily) and isinstance(self.family, GaussianFamily):
+            return q
+        if type(q) is not type(self.family):
+            raise ValueError(
+                f"The prior is a {type(self.family).__name__} and q a {type(q).__name__}: with a q that is not "
+                "Gaussian the prior must be of the same family. Put −log p(θ) into the loss instead."
+            )
+        return q
+
+
+class Penalty(Regularizer):
+    """Any function R(θ): an unnormalised regularizer, so bounds hold up to a constant."""
+
+    normalized: ClassVar[bool] = False
+    function: Callable[[PyTree], Any] = eqx.field(static=True)
+
+    def at_mean(self, q: Any) -> Array:
+        return jnp.asarray(self.function(_gaussian(q).mean))
+
+    def expected(self, q: Any) -> Array:
+        return self.at_mean(q)
+
+    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+        q = _gaussian(q)
+        gradient = jax.grad(self.function)(q.mean)
+        if q.structure.name == "none":
+            return gradient, None
+        flat = ravel(q.mean)
+
+        def slope(vector: Array) -> Array:
+            return ravel(jax.grad(self.function)(unravel(vector, q.mean)))
+
+        return gradient, q.structure.of_matrix(jax.jacfwd(slope)(flat), q.mean)
+
+
+def _gaussian(q: Any) -> Any:
+    if not isinstance(q, GaussianFamily):
+        raise ValueError(
+            f"regularizer= is differentiated at a mean, so it needs a Gaussian q, not a {type(q).__name__}: "
+            "give prior= a member of the same family, or put the term into the loss."
+        )
+    return q
+
+
+def as_regularizer(regularizer: Any, prior: Any) -> Regularizer:
+    """The regularizer that a user's `regularizer=` or `prior=` stands for."""
+    if regularizer is not None and prior is not None:
+        raise ValueError("Give either prior= (a family) or regularizer= (a number or a function), not both.")
+    if prior is not None:
+        if not isinstance(prior, Family):
+            raise ValueError(
+                f"prior= takes a family such as DiagonalGaussian(zeros, ones), got {type(prior).__name__}. A "
+                "number or a function goes to regularizer=."
+            )
+        return Prior(prior)
+    if regularizer is None:
+        return Flat()
+    if isinstance(regularizer, Regularizer):
+        return regularizer
+    if isinstance(regularizer, ExponentialFamily):
+        raise ValueError("regularizer= takes a number or a function; give a family to prior=.")
+    if callable(regularizer):
+        return Penalty(regularizer)
+    if not isinstance(regularizer, Tracer) and float(regularizer) < 0:
+        raise ValueError(f"regularizer=δ is the precision of the prior N(0, 1/δ): not negative, got {regularizer}.")
+    if not isinstance(regularizer, Tracer) and float(regularizer) == 0:
+        return Flat()
+    return Isotropic(regularizer)

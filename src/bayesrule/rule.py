@@ -1,0 +1,235 @@
+"""The Bayesian learning rule: one update, made of four pieces (family, points, curvature, steps)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from .curvature import Curvature, Measured
+from .families.base import Family
+from .families.candidate import Candidate, as_candidate
+from .families.structure import GaussianFamily
+from .guards import Guard, NoGuard
+from .objective import Objective, as_objective
+from .pairing import check
+from .points import Delta, Points
+from .steps import Step, Steps, at
+
+
+class State(eqx.Module):
+    """Where the rule is: q, the step count, and what momentum, averaging and the loss carry along."""
+
+    q: Any
+    count: Array
+    previous: Any = None
+    average: PyTree = None
+    aux: PyTree = None
+
+
+class Info(eqx.Module):
+    """What one step saw.
+
+    `objective` is ℓ̄ at the points used. `guard` says that the plain step would have left Ω, `fraction`
+    how much of it was taken. `finite` and `inside` say whether the loss was a finite number and the
+    new λ in Ω; a step that was not finite leaves q as it was. `bound` is the evidence lower bound and
+    `decrement` the nats still to gain (½⟨∇, F∇⟩ of the natural gradient), where they were asked for.
+    """
+
+    objective: Array
+    rate: Array
+    guard: Array
+    fraction: Array
+    finite: Array
+    inside: Array
+    bound: Any = None
+    decrement: Any = None
+
+
+class Rule(eqx.Module):
+    r"""An algorithm: a value made of four pieces.
+
+    $$λ ← (1 − ρτ)λ − ρ∇_μ E_q[\barℓ(θ) + τ\log h(θ)]$$
+
+    The family says which q; the points stand for E_q; the curvature is what is measured there; the
+    steps say how far, and the guard keeps λ inside Ω. `init` and `step` run it, `replace` changes a
+    piece, `print` shows the derivation.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> rule = blr.newton()
+    >>> state = rule.init(jnp.array([3.0]))
+    >>> state, info = rule.step(lambda x: jnp.sum(x**2), state)      # exact in one step
+    >>> float(state.q.mean[0]), float(state.q.precision[0, 0])
+    (0.0, 2.0)
+    """
+
+    family: Candidate
+    points: Points
+    curvature: Curvature
+    steps: Steps
+    guard: Guard
+    name: str = eqx.field(static=True)
+    section: str = eqx.field(static=True)
+
+    def __init__(
+        self,
+        family: Any,
+        points: Points,
+        curvature: Curvature,
+        steps: Steps,
+        guard: Guard | None = None,
+        *,
+        name: str = "rule",
+        section: str = "",
+    ):
+        self.family = as_candidate(family)
+        self.points, self.curvature, self.steps = points, curvature, steps
+        self.guard = NoGuard() if guard is None else guard
+        self.name, self.section = name, section
+        check(self.family.kind, points, curvature, steps, self.guard)
+
+    def replace(self, **pieces: Any) -> Rule:
+        """The same algorithm with other pieces: a new algorithm."""
+        known = {field.name for field in dataclasses.fields(self)}
+        unknown = set(pieces) - known
+        if unknown:
+            raise ValueError(f"A rule has no piece {sorted(unknown)}; its pieces are {sorted(known)}.")
+        mine = {name: getattr(self, name) for name in known}
+        if "name" not in pieces:
+            changed = ", ".join(f"{name}={piece}" for name, piece in pieces.items() if name != "section")
+            mine["name"] = f"{self.name.split(' with ')[0]} with {changed}"
+        return Rule(**(mine | pieces))
+
+    def init(self, params: PyTree, objective: Any = None) -> State:
+        """The state to start from: `params` is a member of the family, or bare parameters."""
+        q = self.family.start(params)
+        check(type(q), self.points, self.curvature, self.steps, self.guard)
+        average = None
+        if self.steps.average is not None:
+            like = q.mean if isinstance(q, GaussianFamily) else q.natural()  # type: ignore[attr-defined]
+            average = jax.tree.map(jnp.zeros_like, like)
+        aux = None if objective is None else as_objective(objective).aux
+        if self.steps.lazy:
+            average = jax.tree.map(jnp.zeros_like, q.natural())  # type: ignore[attr-defined]
+        previous = q if self.steps.lazy or self.steps.momentum is not None else None
+        return State(q, jnp.zeros((), int), previous, average, aux)
+
+    def step(self, objective: Any, state: State, batch: PyTree = None, key: Any = None) -> tuple[State, Info]:
+        """One update from a batch of examples (or none, for a plain function): pure, and jittable."""
+        return self.advance(objective, state, batch, key)
+
+    def advance(
+        self, objective: Any, state: State, batch: PyTree = None, key: Any = None, *, diagnose: bool = False
+    ) -> tuple[State, Info]:
+        """`step`, and with `diagnose` also the bound and the decrement."""
+        objective = as_objective(objective)
+        q = state.q
+        measured = self.curvature.measure(objective, q, self.points, batch, state.aux, key)
+        step, average = self.formed(objective, state, measured)
+
+        def score(candidate: Any) -> Array:
+            again = None if key is None else jax.random.clone(key)  # the same points, on purpose
+            there = self.curvature.measure(objective, candidate, self.points, batch, state.aux, again)
+            return self._loss(objective, candidate, there.value, step.temperature)
+
+        bound = self._bound(objective, q, measured, step) if diagnose else None
+        decrement = q.decrement(step) if diagnose else None
+        before = self._loss(objective, q, measured.value, step.temperature)
+        origin = q
+        if self.steps.lazy:  # the whole sum of natural gradients, from where it all began
+            origin, average = state.previous, jax.tree.map(jnp.add, average, q.natural_step(step))
+            gradient, curvature = origin.derivatives(average)
+            step = dataclasses.replace(step, gradient=gradient, curvature=curvature, previous=None)
+        rounding = 32 * jnp.finfo(before.dtype).eps * (1 + jnp.abs(before))
+        limit = before + rounding + (0.0 if isinstance(self.points, Delta) else self.curvature.slack)
+        taken = self.guard.take(origin, step, score, limit)
+        finite = jnp.isfinite(measured.value) & _all_finite(step.gradient)
+        new = jax.tree.map(lambda n, o: jnp.where(finite, n, o), taken.q, q)
+        value = measured.value + self._regularizer(objective, q)
+        previous = q if self.steps.momentum is not None else state.previous
+        after = State(new, state.count + 1, previous, average, measured.aux)
+        info = Info(
+            value, step.rate * taken.fraction, taken.acted, taken.fraction, finite, taken.inside, bound, decrement
+        )
+        return after, info
+
+    def bound(self, objective: Any, q: Any, batch: PyTree = None, key: Any = None) -> Array:
+        """The evidence lower bound at q, as this rule's points and curvature see it."""
+        objective = as_objective(objective)
+        state = self.init(q, objective)
+        measured = self.curvature.measure(objective, q, self.points, batch, state.aux, key)
+        return self._bound(objective, q, measured, self.formed(objective, state, measured)[0])
+
+    def formed(self, objective: Objective, state: State, measured: Measured) -> tuple[Step, PyTree]:
+        """The step: the data's derivatives and the regularizer's, averaged, with their rates."""
+        steps, count = self.steps, state.count
+        added_gradient, added_curvature = objective.regularizer.derivatives(state.q)
+        gradient, curvature, average = measured.gradient, measured.curvature, state.average
+        if steps.average is not None and steps.average.over == "data":
+            average, gradient = steps.average.updated(average, gradient, count)
+        if added_gradient is not None:
+            gradient = jax.tree.map(jnp.add, gradient, added_gradient)
+        if added_curvature is not None and curvature is not None:
+            curvature = state.q.structure.add(curvature, added_curvature)
+        if steps.average is not None and steps.average.over == "total":
+            average, gradient = steps.average.updated(average, gradient, count)
+        step = Step(
+            gradient,
+            curvature,
+            jnp.asarray(at(steps.rates.mean, count), float),
+            jnp.asarray(at(steps.rates.precision, count), float),
+            jnp.asarray(at(steps.temperature, count), float),
+            None if steps.momentum is None else jnp.asarray(at(steps.momentum, count), float),
+            None if steps.momentum is None else state.previous,
+            steps.reverse,
+        )
+        return step, average
+
+    def _regularizer(self, objective: Objective, q: Any) -> Array:
+        return objective.regularizer.at_mean(q) if isinstance(self.points, Delta) else objective.regularizer.expected(q)
+
+    def _loss(self, objective: Objective, q: Any, value: Array, temperature: Any) -> Array:
+        """What a step should lower: ℓ̄(m) under the delta method, else E_q ℓ̄ − τH(q)."""
+        total = value + self._regularizer(objective, q)
+        return total if isinstance(self.points, Delta) else total - temperature * jnp.sum(q.entropy())
+
+    def _bound(self, objective: Objective, q: Any, measured: Measured, step: Step) -> Array:
+        """The evidence lower bound −E_q ℓ̄ + H(q); under the delta method to second order in θ − m."""
+        loss = measured.value + self._regularizer(objective, q)
+        if isinstance(self.points, Delta):
+            loss = loss + (0.0 if step.curvature is None else 0.5 * q.trace(step.curvature))
+        return jnp.sum(q.entropy()) - loss
+
+    def __eq__(self, other: object) -> bool:
+        """Two rules are equal if their pieces are, whatever their names."""
+        return isinstance(other, Rule) and bool(eqx.tree_equal(self._pieces(), other._pieces()))
+
+    __hash__ = None  # type: ignore[assignment]  # its numbers may be arrays
+
+    def _pieces(self) -> tuple[Any, ...]:
+        return self.family, self.points, self.curvature, self.steps, self.guard
+
+    def __str__(self) -> str:
+        kind: type[Family] = self.family.kind
+        where = f" (Khan and Rue, section {self.section})" if self.section else ""
+        rows = [
+            ("family", repr(self.family), kind.meaning),
+            ("points", repr(self.points), self.points.meaning),
+            ("curvature", repr(self.curvature), self.curvature.meaning),
+            ("steps", str(self.steps), ""),
+            ("guard", repr(self.guard), self.guard.meaning),
+        ]
+        width = max(len(value) for _, value, _ in rows)
+        lines = [f"  {piece:<10} {value:<{width}}  {meaning}".rstrip() for piece, value, meaning in rows]
+        return "\n".join([f"{self.name}{where}", *lines, f"  {'update':<10} {kind.update}"])
+
+    __repr__ = __str__
+
+
+def _all_finite(tree: PyTree) -> Array:
+    leaves = jax.tree.leaves(tree)
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves] or [True]))

@@ -1,0 +1,98 @@
+"""Examples of every family, over which the shared tests run: a family is tested by being listed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from bayesrule.families import (
+    Bernoulli,
+    Beta,
+    Categorical,
+    DiagonalGaussian,
+    Dirichlet,
+    ExponentialFamily,
+    FixedGaussian,
+    Gamma,
+    Gaussian,
+    NormalGamma,
+    NormalWishart,
+    Poisson,
+    Product,
+    Wishart,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class FamilyCase:
+    """Three members along a leading axis; `whole` families have no batch axes and take them by vmap."""
+
+    batched: Callable[[], ExponentialFamily]
+    whole: bool = False
+
+    def member(self, index: int = 0) -> ExponentialFamily:
+        batch = self.batched()
+        one = jax.tree.map(lambda x: x[index], batch)
+        return type(one)(one.mean, one.precision) if hasattr(one, "batch_ndim") else one
+
+
+def _matrices() -> jax.Array:
+    rows = jnp.array([[1.0, 0.0, 0.0], [0.4, 0.9, 0.0], [-0.3, 0.5, 1.2]])
+    factors = jnp.stack([rows, rows + 0.2 * jnp.eye(3), 1.5 * rows])
+    return factors @ jnp.swapaxes(factors, -1, -2)
+
+
+def _weights() -> dict[str, jax.Array]:
+    return {
+        "bias": jnp.array([0.3, -0.2, 1.0]),
+        "slope": jnp.array([[0.5, -1.0], [0.2, -0.7], [1.4, 0.0]]),
+    }
+
+
+def _precisions() -> dict[str, jax.Array]:
+    return {"bias": jnp.array([2.0, 1.5, 0.4]), "slope": jnp.array([[1.0, 3.0], [1.2, 2.5], [0.7, 5.0]])}
+
+
+FAMILIES: dict[str, FamilyCase] = {
+    "FixedGaussian": FamilyCase(lambda: FixedGaussian(_weights(), _precisions(), batch_ndim=1)),
+    "DiagonalGaussian": FamilyCase(lambda: DiagonalGaussian(_weights(), _precisions(), batch_ndim=1)),
+    "Gaussian": FamilyCase(lambda: Gaussian(_weights(), _matrices())),
+    "Bernoulli": FamilyCase(lambda: Bernoulli(_weights()), whole=True),
+    "Categorical": FamilyCase(
+        lambda: Categorical(jnp.array([[0.1, 1.0, -0.5, 0.3], [0.0, 0.5, 0.1, -0.4], [2.0, 0.0, 1.0, 3.0]]))
+    ),
+    "Poisson": FamilyCase(lambda: Poisson(jnp.array([3.0, 4.5, 0.2]))),
+    "Dirichlet": FamilyCase(lambda: Dirichlet(jnp.array([[1.5, 2.0, 4.0], [1.0, 2.5, 3.0], [0.6, 0.8, 9.0]]))),
+    "Beta": FamilyCase(lambda: Beta(jnp.array([2.0, 2.5, 0.7]), jnp.array([3.0, 2.0, 6.0]))),
+    "Gamma": FamilyCase(lambda: Gamma(jnp.array([2.5, 3.5, 0.7]), jnp.array([1.5, 2.0, 0.3]))),
+    "NormalGamma": FamilyCase(
+        lambda: NormalGamma(
+            jnp.array([0.5, 0.3, -2.0]),
+            jnp.array([2.0, 3.0, 0.5]),
+            jnp.array([3.0, 2.5, 0.8]),
+            jnp.array([1.5, 2.0, 4.0]),
+        )
+    ),
+    "Wishart": FamilyCase(lambda: Wishart(jnp.array([6.0, 7.0, 3.5]), 0.2 * _matrices())),
+    "NormalWishart": FamilyCase(
+        lambda: NormalWishart(
+            jnp.array([[0.5, -0.2, 0.1], [0.3, 0.0, 0.2], [-1.0, 2.0, 0.0]]),
+            jnp.array([2.0, 3.0, 0.5]),
+            jnp.array([6.0, 7.0, 4.5]),
+            0.2 * _matrices(),
+        )
+    ),
+    "Product": FamilyCase(
+        lambda: Product(
+            {
+                "class": Categorical(jnp.array([[0.5, 0.0, -0.3], [0.2, 0.1, 0.0], [0.0, 1.0, 2.0]])),
+                "counts": Poisson(jnp.array([[3.0, 1.0], [2.0, 0.5], [4.0, 2.0]])),
+                "weights": Gaussian(_weights(), _matrices()),
+            }
+        ),
+        whole=True,
+    ),
+}

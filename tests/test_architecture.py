@@ -1,0 +1,145 @@
+"""Imports point one way, and files stay small: what the layout promises, read off the source with `ast`.
+
+A room is a module or package directly under `bayesrule`. Imports made only for annotations (under
+`if TYPE_CHECKING`) do not count; imports inside functions do.
+"""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import bayesrule
+
+SOURCE = Path(bayesrule.__file__).parent
+FILES = sorted(SOURCE.rglob("*.py"))
+
+# From the ground up: a room imports from its own floor or from lower ones.
+FLOORS = (
+    {"steps"},
+    {"families"},
+    {"objective", "regularizer", "points", "curvature", "guards", "pairing"},
+    {"rule"},
+    {"fitting", "saving", "evidence"},
+    {"recipes", "blocks"},
+    {"models", "data"},
+    {"estimators", "interop"},
+    {"report"},
+    {"cli"},
+)
+FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+# What every family must offer, as opposed to any family in particular.
+ABSTRACT_FAMILIES = {"families.base", "families.structure", "families.candidate"}
+# Where the rule meets particular families: the recipes, and what is built on them.
+MEETING = {room for room, height in FLOOR.items() if height >= FLOOR["recipes"]}
+
+
+def name_of(path):
+    """`families.base` for families/base.py, `families` for families/__init__.py, '' for the root."""
+    parts = path.relative_to(SOURCE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {name_of(path): path for path in FILES}
+
+
+def is_type_checking(node):
+    return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+
+
+def import_nodes(tree):
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif is_type_checking(node):
+            for other in node.orelse:
+                yield from import_nodes(ast.Module([other], []))
+        else:
+            yield from import_nodes(node)
+
+
+def resolved(base, name):
+    """The module that `from base import name` reaches: a submodule, a lazily loaded name's home, or base."""
+    inner = f"{base}.{name}" if base else name
+    if inner in MODULES:
+        return inner
+    return base or bayesrule._HOME.get(name, "")
+
+
+def imports(path):
+    """The modules of this package that a file imports, relative to `bayesrule` ('' is the package itself)."""
+    package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
+    found = set()
+    for node in import_nodes(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                root, _, rest = alias.name.partition(".")
+                if root == "bayesrule":
+                    found.add(rest)
+            continue
+        if node.level:
+            parts = package.split(".") if package else []
+            base = ".".join([*parts[: len(parts) - node.level + 1], *filter(None, [node.module])])
+        elif (node.module or "").split(".")[0] == "bayesrule":
+            base = node.module.partition(".")[2]
+        else:
+            continue
+        found |= {resolved(base, alias.name) for alias in node.names}
+    return found
+
+
+IMPORTS = {name: imports(path) for name, path in MODULES.items() if name}
+
+
+def room(module):
+    return module.split(".")[0]
+
+
+@pytest.mark.parametrize("module", sorted(IMPORTS))
+def test_imports_point_down(module):
+    for other in IMPORTS[module]:
+        assert other, f"{module} imports all of bayesrule: name the module it needs."
+    unknown = {room(name) for name in (module, *IMPORTS[module])} - FLOOR.keys()
+    assert not unknown, f"new rooms {unknown}: give each a floor in this test."
+    for other in IMPORTS[module]:
+        assert FLOOR[room(other)] <= FLOOR[room(module)], f"{module} imports {other}, which is built on it."
+
+
+def test_no_import_cycles():
+    # A package's __init__ re-exports its own files; those import each other by file, not through it.
+    graph = {m: {o for o in others if o != m} for m, others in IMPORTS.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"import cycle: {' → '.join(error.args[1])}")
+
+
+def test_rule_imports_no_particular_family():
+    used = {other for other in IMPORTS["rule"] if room(other) == "families"}
+    assert used <= ABSTRACT_FAMILIES
+
+
+def test_families_import_only_steps_and_each_other():
+    used = {room(other) for module in IMPORTS if room(module) == "families" for other in IMPORTS[module]}
+    assert used <= {"steps", "families"}
+
+
+def test_rule_and_particular_families_meet_in_recipes_only():
+    for module, others in IMPORTS.items():
+        particular = {o for o in others if room(o) == "families"} - ABSTRACT_FAMILIES
+        if particular and "rule" in others:
+            assert room(module) in MEETING, f"{module} joins the rule to {particular}: that is for a recipe."
+
+
+def test_nothing_imports_the_command_line():
+    users = {m for m, others in IMPORTS.items() if room(m) != "cli" and "cli" in map(room, others)}
+    assert not users
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: name_of(path) or "bayesrule")
+def test_a_file_is_one_idea(path):
+    assert path.stem not in {"utils", "util", "helpers", "misc", "common"}, "name the file after its idea"
+    text = path.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 400, "past 400 lines: which second idea has moved in?"
+    assert ast.get_docstring(ast.parse(text)), "a file says its idea in its first line"

@@ -1,0 +1,68 @@
+"""Canaries for two defects of jaxlib on CPU, so that widening the bound on jax is a decision.
+
+`pyproject.toml` keeps jax below 0.10: jaxlib 0.10.2 silently returns wrong numbers under `jit`
+(https://github.com/jax-ml/jax/issues/39103), and 0.10.0 to 0.10.2 can dead-lock on two cores. Both tests fail
+there. If one fails after an upgrade, the release is not fit for use, however well the other tests do.
+"""
+
+import os
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+
+# The wrong kernel is chosen from 16,385 rows of three float64 numbers on, from 32,769 in float32.
+@pytest.mark.parametrize("rows", [16_384, 16_385, 20_000, 32_769, 40_000])
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float64", 1e-13)])
+def test_vmapped_matrix_vector_product_and_reduction(rows, dtype, tolerance):
+    """The fused kernel of a vmapped matrix–vector product and a sum agrees with NumPy at every row."""
+    random = np.random.default_rng(rows)
+    x = random.normal(size=(rows, 3)).astype(dtype)
+    for matrix in (np.eye(3, dtype=dtype), random.normal(size=(3, 3)).astype(dtype)):
+        with jax.enable_x64(dtype == "float64"):
+            squares = jax.jit(lambda m, x: jax.vmap(lambda row: jnp.sum((m @ row) ** 2))(x))(matrix, x)
+            got = np.asarray(squares)
+        assert got.dtype == dtype
+        expected = ((x.astype("float64") @ matrix.T.astype("float64")) ** 2).sum(axis=1)
+        np.testing.assert_allclose(got, expected, rtol=0, atol=tolerance * expected.max())
+
+
+# With batches of 10,000, 0.10.2 hung in three runs of three; with 1,000, in none of three.
+TWO_SOLVES = """
+import jax, jax.numpy as jnp, numpy as np
+random = np.random.default_rng(0)
+a, c = random.normal(size=(2, 10_000, 4, 4)) + 8 * np.eye(4)
+b, d = random.normal(size=(2, 10_000, 4, 4))
+solve = jax.jit(lambda a, b, c, d: (jnp.linalg.solve(a, b), jnp.linalg.solve(c, d)))
+for _ in range(100):
+    x, y = jax.block_until_ready(solve(a, b, c, d))
+assert x.dtype == "float64"
+np.testing.assert_allclose(x, np.linalg.solve(a, b), atol=1e-12)
+np.testing.assert_allclose(y, np.linalg.solve(c, d), atol=1e-12)
+"""
+
+
+def test_two_independent_batched_solves_do_not_dead_lock():
+    """Two batched 4×4 solves in one program, run again and again, come to an end and are right.
+
+    They run in a process of their own, so that a dead-lock fails this test instead of stopping the suite.
+    The timeout is far above the two or three seconds that the runs take.
+    """
+    environment = os.environ | {"JAX_ENABLE_X64": "true", "JAX_PLATFORMS": "cpu"}
+    try:
+        subprocess.run(
+            [sys.executable, "-c", TWO_SOLVES],
+            env=environment,
+            timeout=120,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+    except subprocess.TimeoutExpired:
+        pytest.fail("two independent batched solves in one jitted program dead-locked")
+    except subprocess.CalledProcessError as error:
+        pytest.fail(error.stderr)
