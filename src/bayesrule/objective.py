@@ -116,7 +116,8 @@ class Objective(eqx.Module):
     def losses(self, theta: PyTree, examples: PyTree, aux: PyTree = None, key: Any = None) -> tuple[Array, PyTree]:
         """ℓ(θ, example) for each example, and the new aux."""
         if self.kind == "batch":
-            values, aux = self.loss(theta, examples, aux, key)
+            # One step looks at the loss several times, with the same noise on purpose.
+            values, aux = self.loss(theta, examples, aux, None if key is None else jax.random.clone(key))
             rows = _rows(examples)
             if jnp.shape(values) != (rows,):
                 raise ValueError(

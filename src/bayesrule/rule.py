@@ -147,8 +147,8 @@ class Rule(eqx.Module):
         rounding = 32 * jnp.finfo(before.dtype).eps * (1 + jnp.abs(before))
         limit = before + rounding + (0.0 if isinstance(self.points, Delta) else self.curvature.slack)
         taken = self.guard.take(origin, step, score, limit)
-        finite = jnp.isfinite(measured.value) & _all_finite(step.gradient)
-        new = jax.tree.map(lambda n, o: jnp.where(finite, n, o), taken.q, q)
+        finite = jnp.isfinite(measured.value) & _all_finite((step.gradient, step.curvature))
+        new, average = jax.tree.map(lambda n, o: jnp.where(finite, n, o), (taken.q, average), (q, state.average))
         value = measured.value + self._regularizer(objective, q)
         previous = q if self.steps.momentum is not None else state.previous
         after = State(new, state.count + 1, previous, average, measured.aux)
@@ -208,7 +208,9 @@ class Rule(eqx.Module):
         """Two rules are equal if their pieces are, whatever their names."""
         return isinstance(other, Rule) and bool(eqx.tree_equal(self._pieces(), other._pieces()))
 
-    __hash__ = None  # type: ignore[assignment]  # its numbers may be arrays
+    def __hash__(self) -> int:
+        # By its structure only, since its numbers may be arrays: enough for `jax.jit(rule.step)`.
+        return hash(jax.tree.structure(self._pieces()))
 
     def _pieces(self) -> tuple[Any, ...]:
         return self.family, self.points, self.curvature, self.steps, self.guard

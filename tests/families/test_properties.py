@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bayesrule.families import Dirichlet
 from bayesrule.steps import Step
 from cases import FAMILIES
 
@@ -132,6 +133,14 @@ def test_expectation_and_back(name):
     natural, back = compiled(solved)(q, start)
     for found in back:
         close(found, natural, 1e-10)
+
+
+def test_the_convex_solve_holds_over_orders_of_magnitude():
+    # Large parameters: A's values round to more than the last steps gain, and must not stop the solve.
+    size = 10.0 ** jnp.arange(-3, 5)
+    q = Dirichlet(jnp.stack([size, 2 * size, jnp.ones_like(size)], axis=-1))
+    found = compiled(lambda q: q.from_expectation(q.expectation()))(q)
+    np.testing.assert_allclose(found.concentration, q.concentration, rtol=1e-10)
 
 
 def test_the_gradient_of_the_log_partition_is_the_expectation(name):

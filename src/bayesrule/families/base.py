@@ -301,9 +301,11 @@ class ExponentialFamily(Family):
                 newton = jnp.linalg.solve(where._fisher(x), slope[..., None])[..., 0]
                 trial = x - length[..., None] * newton
                 here, there = value(x), value(trial)
-                better = there <= here + 8 * epsilon * (1 + jnp.abs(here))
+                decrement = jnp.abs(slope * newton).sum(-1)
+                # Close to the end the values differ by less than their rounding: the step is trusted.
+                better = (there <= here + 8 * epsilon * (1 + jnp.abs(here))) | (decrement <= epsilon**0.5)
                 accepted = better & where.inside(where.uncoordinates(trial))
-                gap = jnp.max(jnp.where(accepted & (length == 1), jnp.abs(slope * newton).sum(-1), jnp.inf))
+                gap = jnp.max(jnp.where(accepted & (length == 1), decrement, jnp.inf))
                 x = jnp.where(accepted[..., None], trial, x)
                 length = jnp.where(accepted, jnp.minimum(2 * length, 1.0), length / 2)
                 return x, length, count + 1, gap

@@ -285,21 +285,17 @@ class DiagonalGaussian(_Elementwise):
         if step.reverse:
             return super().moved(step)
 
-        def precision_leaf(s: Array, h: Array) -> Array:
+        def precision_leaf(s: Array, h: Array, before: Array) -> Array:
             change = jnp.asarray(step.precision_rate, s.dtype) * (h - jnp.asarray(step.temperature, s.dtype) * s)
+            if step.momentum is not None:
+                change = change + jnp.asarray(step.momentum, s.dtype) * (s - before)
             return s + change + 0.5 * change**2 / s if step.retraction else s + change
 
         def mean_leaf(m: Array, new: Array, g: Array) -> Array:
             return m - jnp.asarray(step.rate, m.dtype) * g / new
 
-        precision = jax.tree.map(precision_leaf, self.precision, step.curvature)
-        if step.momentum is not None:
-            precision = jax.tree.map(
-                lambda new, s, p: new + jnp.asarray(step.momentum, s.dtype) * (s - p),
-                precision,
-                self.precision,
-                step.previous.precision,
-            )
+        before = self if step.momentum is None else step.previous
+        precision = jax.tree.map(precision_leaf, self.precision, step.curvature, before.precision)
         mean = jax.tree.map(mean_leaf, self.mean, precision, step.gradient)
         if step.momentum is not None:
             mean = jax.tree.map(

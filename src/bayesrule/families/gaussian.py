@@ -47,7 +47,8 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         precision = floating(precision)
         if precision.ndim == 0:
             size = sum(leaf.size for leaf in jax.tree.leaves(self.mean))
-            precision = precision * jnp.eye(size, dtype=precision.dtype)
+            dtype = jnp.result_type(*jax.tree.leaves(self.mean)) if size else precision.dtype
+            precision = precision * jnp.eye(size, dtype=dtype)
         self.precision = precision
         lead, size = precision.shape[:-2], precision.shape[-1]
         sizes = [math.prod(leaf.shape[len(lead) :]) for leaf in jax.tree.leaves(self.mean)]
@@ -192,6 +193,8 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         dtype = self.precision.dtype
         rate, precision_rate = jnp.asarray(step.rate, dtype), jnp.asarray(step.precision_rate, dtype)
         change = precision_rate * (step.curvature - jnp.asarray(step.temperature, dtype) * self.precision)
+        if step.momentum is not None:
+            change = change + jnp.asarray(step.momentum, dtype) * (self.precision - step.previous.precision)
         precision = self.precision + change
         if step.retraction:
             half = linalg.solve_triangular(jnp.linalg.cholesky(self.precision), change, lower=True)
@@ -200,7 +203,6 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         if step.momentum is not None:
             momentum = jnp.asarray(step.momentum, dtype)
             before = step.previous
-            precision = precision + momentum * (self.precision - before.precision)
             travelled = self._vector(self.mean) - self._vector(before.mean)
             push = push + momentum * _matvec(before.precision, travelled)
         mean = self._vector(self.mean) + _solve(jnp.linalg.cholesky(precision), push)

@@ -127,10 +127,10 @@ class LowRankGaussian(GaussianFamily):
         return jnp.sum(self.precision * other.covariance())
 
     def moved(self, step: Step) -> Self:
-        decay = 1 - step.precision_rate * step.temperature
+        decay = jnp.asarray(1 - step.precision_rate * step.temperature, self.diagonal.dtype)
         rate = jnp.asarray(step.precision_rate, self.diagonal.dtype)
         # A rate past 1/τ would flip the old factor's sign; the guard sees the diagonal instead.
-        kept = jnp.sqrt(jnp.maximum(jnp.asarray(decay, self.diagonal.dtype), 0.0))
+        kept = jnp.sqrt(jnp.maximum(decay, 0.0))
         columns = jnp.concatenate([kept * self.factor, jnp.sqrt(rate) * step.curvature.rows.T], axis=1)
         largest, rest = _largest(columns, self.factor.shape[1])
         diagonal = decay * self.diagonal + rate * step.curvature.diagonal + rest

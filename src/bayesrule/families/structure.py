@@ -58,8 +58,12 @@ class Structure:
         return jax.tree.map(jnp.add, first, second)
 
     def average(self, stack: Any, weights: Float[Array, " S"]) -> Any:
-        """Σ_s w_s H_s, for held matrices with a leading axis."""
-        return jax.tree.map(lambda x: jnp.tensordot(weights.astype(x.dtype), x, axes=1), stack)
+        """Σ_s w_s H_s, for held matrices with a leading axis (of what has no average, such as a count, the first)."""
+
+        def leaf(x: Array) -> Array:
+            return jnp.tensordot(weights.astype(x.dtype), x, axes=1) if jnp.issubdtype(x.dtype, jnp.inexact) else x[0]
+
+        return jax.tree.map(leaf, stack)
 
 
 class DiagonalStructure(Structure):
@@ -129,6 +133,7 @@ class FactoredStructure(Structure):
         return Factored(first.diagonal + second.diagonal, rows)
 
     def average(self, stack: Factored, weights: Float[Array, " S"]) -> Factored:
+        weights = weights.astype(stack.rows.dtype)
         rows = jnp.sqrt(weights)[:, None, None] * stack.rows
         return Factored(weights @ stack.diagonal, rows.reshape((-1, rows.shape[-1])))
 
