@@ -33,9 +33,7 @@ def main() -> int:
     failed = []
     for name in arguments.only or benchmarks:
         print(f"\n{name}\n{'─' * len(name)}", flush=True)
-        process = multiprocessing.get_context("spawn").Process(
-            target=run, args=(benchmarks[name], arguments.data)
-        )
+        process = multiprocessing.get_context("spawn").Process(target=run, args=(benchmarks[name], arguments.data))
         process.start()
         process.join()
         if process.exitcode:

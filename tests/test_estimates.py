@@ -269,7 +269,11 @@ def test_families_on_other_spaces_agree_with_numerical_integrals(family, curvatu
 def test_the_linear_path_is_the_generic_one(points):
     """Integrating each example over its own output, or the same draws, gives the same as over θ."""
     key = jax.random.key(5)
-    for curvature, q in ((blr.Hessian(), FULL), (blr.HessianDiagonal(), DIAGONAL), (blr.GeneralizedGaussNewton(), FULL)):
+    for curvature, q in (
+        (blr.Hessian(), FULL),
+        (blr.HessianDiagonal(), DIAGONAL),
+        (blr.GeneralizedGaussNewton(), FULL),
+    ):
         fast = measured(curvature, points, q, LINEAR, key)
         slow = measured(curvature, points, q, GENERIC, jax.random.clone(key))
         close(fast, slow, 1e-7 if isinstance(points, blr.Quadrature) else 1e-13)

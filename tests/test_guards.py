@@ -13,7 +13,7 @@ STEPPED = {
     "DiagonalGaussian": lambda m, s: blr.DiagonalGaussian(m, jnp.diag(s)),
 }
 POSITIVE = jnp.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.2], [0.0, 0.2, 0.7]])
-score = lambda q: jnp.zeros(())  # noqa: E731
+assess = lambda q: (jnp.zeros(()), None)  # noqa: E731
 
 
 def random_step(key, rate, temperature=1.0):
@@ -26,7 +26,7 @@ def test_retraction_by_its_formula():
     """S + ρ(H − τS) + ½ρ²(H − τS)S⁻¹(H − τS), then m − ρS'⁻¹g; its diagonal for a diagonal S."""
     q, rate, temperature = blr.Gaussian(jnp.arange(3.0), POSITIVE), 0.4, 0.8
     step = random_step(jax.random.key(0), rate, temperature)
-    taken = blr.Retraction().take(q, step, score, 0.0)
+    taken = blr.Retraction().take(q, step, assess, 0.0)
     change = step.curvature - temperature * POSITIVE
     expected = POSITIVE + rate * change + 0.5 * rate**2 * change @ jnp.linalg.inv(POSITIVE) @ change
     np.testing.assert_allclose(taken.q.precision, expected, rtol=1e-12)
@@ -34,7 +34,7 @@ def test_retraction_by_its_formula():
     np.testing.assert_allclose(taken.q.mean, mean, rtol=1e-12)
     s, h = jnp.array([1.0, 2.0, 0.5]), jnp.array([-3.0, 0.1, 4.0])
     diagonal = blr.DiagonalGaussian(jnp.zeros(3), s)
-    taken = blr.Retraction().take(diagonal, Step(jnp.ones(3), h, rate, rate, temperature), score, 0.0)
+    taken = blr.Retraction().take(diagonal, Step(jnp.ones(3), h, rate, rate, temperature), assess, 0.0)
     change = h - temperature * s
     np.testing.assert_allclose(taken.q.precision, s + rate * change + 0.5 * rate**2 * change**2 / s, rtol=1e-14)
 
@@ -50,7 +50,7 @@ def test_retraction_is_always_positive_definite(family, momentum):
         step = random_step(key, rate)
         curvature = step.curvature if family == "Gaussian" else jnp.diag(step.curvature)
         step = Step(step.gradient, curvature, rate, rate, 1.0, momentum, before)
-        taken, plain = blr.Retraction().take(q, step, score, 0.0), q.moved(step)
+        taken, plain = blr.Retraction().take(q, step, assess, 0.0), q.moved(step)
         least = jnp.min(jnp.linalg.eigvalsh(taken.q.precision) if family == "Gaussian" else taken.q.precision)
         return least, taken.inside, taken.acted, plain.inside()
 
@@ -69,7 +69,7 @@ def test_backtracking_halves_until_inside():
 
     def one(key):
         step = random_step(key, 1.0)
-        taken = blr.Backtracking().take(q, step, score, 0.0)
+        taken = blr.Backtracking().take(q, step, assess, 0.0)
         halves = 0.5 ** jnp.arange(41.0)
         inside = jax.vmap(lambda f: q.moved(step.shortened(f)).inside())(halves)
         return taken, halves[jnp.argmax(inside)], q.moved(step.shortened(taken.fraction)), q.moved(step).inside()
@@ -89,7 +89,7 @@ def test_backtracking_shortens_momentum_too():
     """λ + f·(whole displacement): a short enough step is inside, however large the momentum's part."""
     q, before = blr.DiagonalGaussian(jnp.zeros(2), 1.0), blr.DiagonalGaussian(jnp.zeros(2), 50.0)
     step = Step(jnp.zeros(2), jnp.ones(2), 0.1, 0.1, 1.0, 0.9, before)
-    taken = blr.Backtracking().take(q, step, score, 0.0)
+    taken = blr.Backtracking().take(q, step, assess, 0.0)
     assert taken.acted
     assert taken.inside
     displacement = jax.tree.map(jnp.subtract, q.moved(step).natural()[1], q.natural()[1])
@@ -99,7 +99,8 @@ def test_backtracking_shortens_momentum_too():
 def test_backtracking_gives_up_where_it_stands():
     """No acceptable fraction: q stays, the fraction is 0 and `inside` is False."""
     q = blr.DiagonalGaussian(jnp.zeros(1), 1.0)
-    taken = blr.Backtracking(3, monotone=True).take(q, Step(jnp.ones(1), jnp.ones(1), 1.0, 1.0, 1.0), lambda q: 1.0, 0.0)
+    step = Step(jnp.ones(1), jnp.ones(1), 1.0, 1.0, 1.0)
+    taken = blr.Backtracking(3, monotone=True).take(q, step, lambda q: (1.0, None), 0.0)
     assert (float(taken.fraction), bool(taken.inside), bool(taken.acted)) == (0.0, False, False)
     np.testing.assert_array_equal(taken.q.mean, q.mean)
     with pytest.raises(ValueError, match="at least one halving"):

@@ -208,8 +208,8 @@ def test_random_points_need_a_key():
     rule = blr.Rule(blr.Gamma, blr.MonteCarlo(2, antithetic=True), blr.Score(), blr.Steps(0.1))
     with pytest.raises(ValueError, match="mirror a Gaussian"):
         rule.step(jnp.log, rule.init(blr.Gamma(2.0, 1.0)), None, jax.random.key(0))
+    rule = blr.newton().replace(points=blr.Quadrature(5))
     with pytest.raises(ValueError, match="linear=True"):
-        rule = blr.newton().replace(points=blr.Quadrature(5))
         rule.step(lambda x: jnp.sum(x**2), rule.init(jnp.zeros(20)))
 
 

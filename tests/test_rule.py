@@ -34,7 +34,9 @@ def close(first, second, tolerance=1e-12):
 # Transformations.
 
 
-@pytest.mark.parametrize("rule", [blr.newton(0.5), blr.gradient_descent(0.1, momentum=0.9), blr.von(0.2)], ids=lambda r: r.name)
+@pytest.mark.parametrize(
+    "rule", [blr.newton(0.5), blr.gradient_descent(0.1, momentum=0.9), blr.von(0.2)], ids=lambda r: r.name
+)
 def test_step_under_jit_vmap_and_scan(rule):
     """The same numbers from a Python loop, a jitted loop, a scan, and a batch of starts."""
     starts = jnp.array([[0.0, 0.5], [2.0, -1.0], [1.0, 1.0]])
@@ -68,9 +70,9 @@ def test_a_sweep_over_rates_by_vmap():
     rates = jnp.array([0.1, 0.2, 0.4])
     close(jax.vmap(run)(rates), -rates[:, None] * jax.grad(bowl)(jnp.zeros(2)))
     rules = jax.vmap(blr.newton)(rates)
-    ends = jax.vmap(lambda r: r.step(bowl, r.init(jnp.zeros(2)))[0].q.mean)(rules)
-    for rate, end in zip(rates, ends, strict=True):
-        close(end, blr.newton(float(rate)).step(bowl, blr.newton().init(jnp.zeros(2)))[0].q.mean)
+    moved = lambda r: r.step(bowl, r.init(jnp.zeros(2)))[0].q.mean  # noqa: E731
+    for rate, end in zip(rates, jax.jit(jax.vmap(moved))(rules), strict=True):
+        close(end, jax.jit(moved)(blr.newton(float(rate))))
 
 
 class Counted:
@@ -125,8 +127,7 @@ def test_keys_are_never_reused():
     )
     rule = blr.von(0.1, samples=2).replace(guard=blr.Backtracking(monotone=True))
     with jax.debug_key_reuse(True):
-        state, info = rule.step(bowl, rule.init(jnp.zeros(2)), None, jax.random.key(0))
-        state, info = rule.step(noisy, rule.init(jnp.zeros(2)), X, jax.random.key(1))
+        _, info = rule.step(noisy, rule.init(jnp.zeros(2)), X, jax.random.key(1))
         result = blr.fit(rule, noisy, jnp.zeros(2), X, steps=3, batch_size=2, key=jax.random.key(2))
     assert info.finite
     assert result.reason == "steps"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -68,12 +69,12 @@ class Pointwise(Curvature):
     def measure(self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any) -> Measured:
         point_key, loss_key = _keys(points, objective, key)
         if self.linear and objective.linear:
-            examples, scales = objective.examples(batch)
-            jacobian = objective.jacobians(q.mean, examples)
-            center = objective.outputs(q.mean, examples)
-            outputs, weights = points.outputs(q, center, jacobian, point_key)
-            seen = Outputs(q.mean, examples, scales, outputs, weights, jacobian)
-            return seen.measured(objective, q.structure, self.middle(objective, q, seen, center), aux)
+            line = objective.linearized(q.mean, batch)
+            examples, scales = objective.examples(line)
+            center = line.outputs(q.mean)
+            outputs, weights = points.outputs(q, center, line.jacobian, point_key)
+            seen = Outputs.at(objective, q.mean, examples, scales, outputs, weights, line.jacobian)
+            return seen.measured(q.structure, self.middle(objective, q, seen, center), aux)
         spots = points.at(q, point_key)
         return _averaged(lambda t: self.at(objective, q, t, batch, aux, loss_key), spots, q.structure)
 
@@ -89,7 +90,7 @@ def _averaged(measure: Callable[[PyTree], Measured], spots: PointSet, structure:
         if structure.name != "factored":
             return one
         stack = jax.tree.map(lambda x: x[None], one.curvature)
-        return eqx.tree_at(lambda m: m.curvature, one, structure.average(stack, spots.weights))
+        return dataclasses.replace(one, curvature=structure.average(stack, spots.weights))
     every = jax.vmap(measure)(spots.theta)
     average = lambda tree: Structure().average(tree, spots.weights)  # noqa: E731
     curvature = structure.average(every.curvature, spots.weights)
@@ -97,35 +98,52 @@ def _averaged(measure: Callable[[PyTree], Measured], spots: PointSet, structure:
 
 
 class Outputs(eqx.Module):
-    """Outputs f of every example at weighted points, (S, B, K), and how they depend on θ."""
+    """Every example's outputs f at weighted points, (S, B, K), and the loss and its slope there."""
 
-    theta: PyTree
     examples: PyTree
     scales: Array
     outputs: Array
     weights: Array
     jacobian: PyTree
+    losses: Array
+    slopes: Array
+    loss: Callable[[Array, Any], Array] = eqx.field(static=True)
 
-    def expected(self, objective: Objective, function: Callable[[Callable, Array, Any], Any]) -> Any:
-        """E over the points of function(loss, f, y), one row for each example, by its weight and N/M."""
-        loss = objective.output_loss(self.theta, self.examples)
-        every = jax.vmap(jax.vmap(lambda f, y: function(loss, f, y)), in_axes=(0, None))(self.outputs, self.examples[1])
-        average = jax.tree.map(lambda x: jnp.tensordot(self.weights.astype(x.dtype), x, axes=1), every)
-        return jax.tree.map(self.scaled, average)
+    @staticmethod
+    def at(
+        objective: Objective,
+        theta: PyTree,
+        examples: PyTree,
+        scales: Array,
+        outputs: Array,
+        weights: Array,
+        jacobian: PyTree,
+    ) -> Outputs:
+        loss = objective.output_loss(theta, examples)
+        every = jax.vmap(jax.vmap(jax.value_and_grad(loss)), in_axes=(0, None))(outputs, examples[1])
+        return Outputs(examples, scales, outputs, weights, jacobian, every[0], every[1], loss)
+
+    def expected(self, every: Array) -> Array:
+        """The weighted mean over the points of something that every example has at each."""
+        return jnp.tensordot(self.weights.astype(every.dtype), every, axes=1)
+
+    def hessians(self) -> Array:
+        """E∇²_f ℓ for each example."""
+        hessian = jax.vmap(jax.vmap(jax.jacfwd(jax.grad(self.loss))), in_axes=(0, None))
+        return self.expected(hessian(self.outputs, self.examples[1]))
 
     def scaled(self, rows: Array) -> Array:
         """Each example's row times its weight and N/M; a zero weight leaves it out even if it is not finite."""
         scales = _spread(self.scales, rows)
-        return jnp.where(scales == 0, 0.0, scales * rows)
+        return jnp.asarray(jnp.where(scales == 0, 0.0, scales * rows))
 
-    def measured(self, objective: Objective, structure: Structure, middle: Array | None, aux: PyTree) -> Measured:
-        """Gradient Jᵀ E∇_f ℓ and curvature Jᵀ E∇²_f ℓ J."""
-        value, slope = self.expected(objective, lambda loss, f, y: jax.value_and_grad(loss)(f, y))
-        if middle is None:
-            middle = self.expected(objective, lambda loss, f, y: jax.jacfwd(jax.grad(loss))(f, y))
+    def measured(self, structure: Structure, middle: Array | None, aux: PyTree) -> Measured:
+        """Gradient Jᵀ E∇_f ℓ and curvature Jᵀ M J, with M = E∇²_f ℓ unless given."""
+        slope = self.scaled(self.expected(self.slopes))
+        middle = self.scaled(self.hessians() if middle is None else middle)
         gradient = jax.tree.map(lambda j: jnp.tensordot(slope, j, axes=((0, 1), (0, 1))), self.jacobian)
-        curvature = structure.of_sandwich(self.jacobian, jnp.asarray(middle))
-        return Measured(jnp.sum(value), gradient, curvature, aux)
+        value = jnp.sum(self.scaled(self.expected(self.losses)))
+        return Measured(value, gradient, structure.of_sandwich(self.jacobian, middle), aux)
 
 
 def _spread(scales: Array, like: Array) -> Array:
@@ -166,9 +184,7 @@ class Hessian(Pointwise):
     def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measured:
         measured = _sloped(objective, theta, batch, aux, key)
         matrix = jax.jacfwd(lambda v: _flat_slope(objective, v, theta, batch, aux, key))(ravel(theta))
-        return eqx.tree_at(
-            lambda m: m.curvature, measured, q.structure.of_matrix(matrix, theta), is_leaf=lambda x: x is None
-        )
+        return dataclasses.replace(measured, curvature=q.structure.of_matrix(matrix, theta))
 
 
 def _flat_slope(objective: Objective, vector: Array, like: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Array:
@@ -200,7 +216,7 @@ class HessianDiagonal(Pointwise):
                 return jnp.abs(_diagonal(slope, ravel(theta)))
 
             diagonal = scales @ jax.vmap(of_one)(examples)
-        return eqx.tree_at(lambda m: m.curvature, measured, unravel(diagonal, theta), is_leaf=lambda x: x is None)
+        return dataclasses.replace(measured, curvature=unravel(diagonal, theta))
 
     def __repr__(self) -> str:
         return f"HessianDiagonal({'absolute=True' if self.absolute else ''})"
@@ -261,12 +277,12 @@ class GeneralizedGaussNewton(Pointwise):
     def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measured:
         examples, scales = _independent(objective, batch, "GeneralizedGaussNewton")
         outputs, jacobian = objective.outputs(theta, examples)[None], objective.jacobians(theta, examples)
-        seen = Outputs(theta, examples, scales, outputs, jnp.ones(1), jacobian)
+        seen = Outputs.at(objective, theta, examples, scales, outputs, jnp.ones(1), jacobian)
         middle = None
         if self.fisher is not None:
             fisher = self.fisher
-            middle = seen.scaled(jax.vmap(lambda f: jnp.reshape(fisher(f), (f.size, f.size)))(outputs[0]))
-        return seen.measured(objective, q.structure, middle, aux)
+            middle = jax.vmap(lambda f: jnp.reshape(fisher(f), (f.size, f.size)))(outputs[0])
+        return seen.measured(q.structure, middle, aux)
 
     def __repr__(self) -> str:
         return f"GeneralizedGaussNewton({'' if self.fisher is None else 'fisher=…'})"
@@ -282,7 +298,7 @@ class SquaredGradient(Pointwise):
     def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measured:
         measured = _sloped(objective, theta, batch, aux, key)
         squares = jax.tree.map(lambda g: g**2 / jnp.asarray(objective.size, g.dtype), measured.gradient)
-        return eqx.tree_at(lambda m: m.curvature, measured, squares, is_leaf=lambda x: x is None)
+        return dataclasses.replace(measured, curvature=squares)
 
 
 class Stein(Pointwise):
@@ -305,24 +321,18 @@ class Stein(Pointwise):
         else:
             outer = ravel(tilted)[:, None] * ravel(measured.gradient)[None, :]
             curvature = q.structure.of_matrix(outer, theta)
-        return eqx.tree_at(lambda m: m.curvature, measured, curvature, is_leaf=lambda x: x is None)
+        return dataclasses.replace(measured, curvature=curvature)
 
     def middle(self, objective: Objective, q: Any, seen: Outputs, center: Array) -> Array | None:
         """Cov(f)⁻¹ E[(f − E f)∇_f ℓᵀ], symmetrised; the Hessian itself where an output does not vary."""
         covariance = q.output_covariance(seen.jacobian)
         size = center.shape[1]
-        slopes = jax.vmap(jax.vmap(jax.grad(objective.output_loss(seen.theta, seen.examples))), in_axes=(0, None))(
-            seen.outputs, seen.examples[1]
-        )
-        cross = jnp.einsum("s,sbk,sbl->bkl", seen.weights.astype(center.dtype), seen.outputs - center, slopes)
+        cross = seen.expected((seen.outputs - center)[..., :, None] * seen.slopes[..., None, :])
         still = jnp.trace(covariance, axis1=1, axis2=2) <= jnp.finfo(center.dtype).eps ** 0.5
         safe = jnp.asarray(jnp.where(still[:, None, None], jnp.eye(size, dtype=center.dtype), covariance))
         stein = cross / safe if size == 1 else jnp.linalg.solve(safe, cross)
-        fixed = jax.vmap(lambda f, y: jax.hessian(objective.output_loss(seen.theta, seen.examples))(f, y))(
-            center, seen.examples[1]
-        )
-        middle = jnp.where(still[:, None, None], fixed, 0.5 * (stein + jnp.swapaxes(stein, 1, 2)))
-        return seen.scaled(jnp.asarray(middle))
+        fixed = jax.vmap(jax.hessian(seen.loss))(center, seen.examples[1])
+        return jnp.asarray(jnp.where(still[:, None, None], fixed, 0.5 * (stein + jnp.swapaxes(stein, 1, 2))))
 
 
 class Reparameterized(Curvature):

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from .families.structure import GaussianFamily
 from .objective import Objective, Weighted, as_objective
 from .rule import Info, Rule, State
 from .saving import read, write
@@ -107,8 +107,9 @@ def fit(
     rewritten as the fit goes on; `load` it and pass it as `start` to resume.
     """
     objective = as_objective(objective)
-    if not isinstance(steps, int) or steps < 0:
+    if not isinstance(steps, int | np.integer) or steps < 0:
         raise ValueError(f"steps= is how many steps to take, a whole number, got {steps!r}.")
+    steps = int(steps)
     loader = _Loader.of(objective, data, batch_size)
     resumed = isinstance(start, Result)
     if resumed and key is None:
@@ -123,8 +124,9 @@ def fit(
     state = jax.tree.map(jnp.array, start.state if resumed else rule.init(start, objective))
     diagnose = tolerance is not None or loader.batch_size is None
     chunk = partial(_run, batch_size=loader.batch_size, diagnose=diagnose)
-    first, last = int(state.count), int(state.count) + steps
-    carry = (state, loader.first_order(), _empty_trace(steps, diagnose), jnp.zeros((), int))
+    first = int(state.count) if resumed else 0
+    last = first + steps
+    carry = (state, loader.first_order(), _empty_trace(steps, diagnose), 0)
     limit = -1.0 if tolerance is None else tolerance
 
     def result(carry: tuple, reason: str) -> Result:
@@ -140,8 +142,9 @@ def fit(
         try:
             while done < last:
                 began = time.perf_counter()
-                carry = chunk(rule, objective, loader.data, key, limit, first, min(done + size, last), carry)
-                code = int(carry[3])
+                with _one_blas_thread():
+                    carry = chunk(rule, objective, loader.data, key, limit, first, min(done + size, last), carry)
+                    code = int(carry[3])
                 done = int(carry[0].count)
                 display.update(done - first, carry[2])
                 if checkpoint is not None:
@@ -156,7 +159,20 @@ def fit(
     return result(carry, reason)
 
 
-class _Loader(eqx.Module):
+@cache
+def _blas() -> Any:
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController()
+
+
+def _one_blas_thread() -> Any:
+    """XLA's threads and those of the BLAS behind its Cholesky wait for each other on few cores: a 200×200 solve takes
+    100 times as long. So the small solves of a fit run on one, as in scikit-learn's own loops."""
+    return _blas().limit(limits=1, user_api="blas")
+
+
+class _Loader(NamedTuple):
     """The data and how it is cut into batches."""
 
     data: Any
@@ -172,14 +188,13 @@ class _Loader(eqx.Module):
         if data is None:
             raise ValueError("This objective has a loss for each example: pass data=, arrays with one row per example.")
         data = jax.tree.map(jnp.asarray, data)
-        examples, _ = objective.examples(data)
-        rows = jax.tree.leaves(examples)[0].shape[0]
+        rows = objective.rows(data)
         if batch_size is not None and not 1 <= batch_size <= rows:
             raise ValueError(f"batch_size= is between 1 and the number of examples, {rows}, got {batch_size}.")
         return _Loader(data, None if batch_size == rows else batch_size, rows)
 
-    def first_order(self) -> Array:
-        return jnp.full(self.rows if self.batch_size is not None else 0, -1)  # not shuffled yet
+    def first_order(self) -> np.ndarray:
+        return np.full(self.rows if self.batch_size is not None else 0, -1)  # not shuffled yet
 
 
 def _batch(objective: Objective, data: PyTree, key: Any, order: Array, count: Array, size: int) -> tuple[PyTree, Array]:
@@ -202,9 +217,10 @@ def _batch(objective: Objective, data: PyTree, key: Any, order: Array, count: Ar
     return Weighted(examples, weights, jnp.sum(real)), order
 
 
-def _empty_trace(steps: int, diagnose: bool) -> dict[str, Array]:
+def _empty_trace(steps: int, diagnose: bool) -> dict[str, Any]:
+    dtype = jnp.result_type(float)
     names = ("objective", "rate", "fraction") + (("bound", "decrement") if diagnose else ())
-    return {name: jnp.full(steps, jnp.nan) for name in names} | {"guard": jnp.zeros(steps, bool)}
+    return {name: np.full(steps, np.nan, dtype) for name in names} | {"guard": np.zeros(steps, bool)}
 
 
 @partial(jax.jit, static_argnames=("batch_size", "diagnose"), donate_argnames="carry")
@@ -223,31 +239,37 @@ def _run(
 ) -> tuple:
     """Steps until a count is reached or something ends the fit: one compiled loop, no Python per step."""
     shuffle_key, step_key = jax.random.split(key)
+    if batch_size is None and objective.linear and isinstance(carry[0].q, GaussianFamily):
+        data = objective.linearized(carry[0].q.mean, data)  # once for all steps
 
     def unfinished(carry: tuple) -> Array:
         return (carry[0].count < until) & (carry[3] == _RUNNING)
 
+    # The guard's look at the new q is the next step's measurement, if the batch and the points stay the same.
+    reuse = rule.guard.looks and not rule.points.random and batch_size is None and objective.kind != "batch"
+
     def body(carry: tuple) -> tuple:
-        state, order, trace, _ = carry
+        state, order, trace, _, measured = carry
         if batch_size is None:
             batch = data
         else:
             batch, order = _batch(objective, data, shuffle_key, order, state.count, batch_size)
         now = jax.random.fold_in(step_key, state.count)
-        new, info = rule.advance(objective, state, batch, now, diagnose=diagnose)
+        new, info, measured = rule.advance(objective, state, batch, now, diagnose=diagnose, measured=measured)
         good = info.finite & info.inside
         code = _code(info, tolerance, diagnose)
         place = state.count - first
         trace = {name: values.at[place].set(getattr(info, name)) for name, values in trace.items()}
         state = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, state)
-        return state, order, trace, code
+        return state, order, trace, code, measured if reuse else None
 
-    return jax.lax.while_loop(unfinished, body, carry)
+    measured = rule.measure(objective, carry[0].q, data, carry[0].aux, None) if reuse else None
+    return jax.lax.while_loop(unfinished, body, (*carry, measured))[:4]
 
 
 def run(rule: Rule, objective: Objective, state: State, data: PyTree, key: Any, steps: int, tolerance: Any) -> State:
     """Full-batch steps from a state, until converged or at most `steps`: `fit` for use inside a trace."""
-    carry = (state, jnp.zeros(0, int), _empty_trace(steps, True), jnp.zeros((), int))
+    carry = (state, jnp.zeros(0, int), _empty_trace(steps, True), 0)
     until = state.count + steps
     return _run(rule, objective, data, key, tolerance, state.count, until, carry, batch_size=None, diagnose=True)[0]
 

@@ -22,10 +22,20 @@ class Taken(eqx.Module):
     fraction: Array
     acted: Array
     inside: Array
+    measured: Any = None
+    """What the objective looks like at the new q, where the guard had to look."""
+
+
+Assess = Callable[[Any], tuple[Array, Any]]
 
 
 class Guard(eqx.Module):
     """Takes a step and keeps λ in Ω."""
+
+    @property
+    def looks(self) -> bool:
+        """Whether it measures the objective at the new q."""
+        return False
 
     @property
     @abstractmethod
@@ -33,8 +43,9 @@ class Guard(eqx.Module):
         """What it does, for the printed derivation."""
 
     @abstractmethod
-    def take(self, q: Any, step: Step, score: Callable[[Any], Array], limit: Any) -> Taken:
-        """q after the step. `score` gives a candidate's loss, E_q ℓ̄ − τH(q), which `limit` should bound."""
+    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> Taken:
+        """q after the step. `assess` gives a candidate's loss, E_q ℓ̄ − τH(q), which should be within `limit`,
+        and what was measured there."""
 
 
 def _inside(q: Any) -> Array:
@@ -48,7 +59,7 @@ class NoGuard(Guard):
     def meaning(self) -> str:
         return "the plain step"
 
-    def take(self, q: Any, step: Step, score: Any, limit: Any) -> Taken:
+    def take(self, q: Any, step: Step, assess: Any, limit: Any) -> Taken:
         new = q.moved(step)
         inside = _inside(new)
         return Taken(new, jnp.ones(()), ~inside, inside)
@@ -65,7 +76,7 @@ class Retraction(Guard):
     def meaning(self) -> str:
         return "S' = S + ρ(H − S) + ½ρ²(H − S)S⁻¹(H − S), always positive definite"
 
-    def take(self, q: Any, step: Step, score: Any, limit: Any) -> Taken:
+    def take(self, q: Any, step: Step, assess: Any, limit: Any) -> Taken:
         new = q.moved(dataclasses.replace(step, retraction=True))
         return Taken(new, jnp.ones(()), ~_inside(q.moved(step)), _inside(new))
 
@@ -85,23 +96,32 @@ class Backtracking(Guard):
     def meaning(self) -> str:
         return f"ρ is halved until λ ∈ Ω{' and the loss does not worsen' if self.monotone else ''}"
 
-    def take(self, q: Any, step: Step, score: Callable[[Any], Array], limit: Any) -> Taken:
-        def acceptable(candidate: Any) -> Array:
+    @property
+    def looks(self) -> bool:
+        return self.monotone
+
+    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> Taken:
+        def judged(candidate: Any) -> tuple[Array, Any]:
             inside = _inside(candidate)
-            return inside & (score(candidate) <= limit) if self.monotone else inside
+            if not self.monotone:
+                return inside, None
+            loss, measured = assess(candidate)
+            return inside & (loss <= limit), measured
 
         def body(carry: tuple) -> tuple:
-            _, fraction, count, _ = carry
-            fraction = fraction / 2
+            fraction, count = carry[1] / 2, carry[2] + 1
             candidate = q.moved(step.shortened(fraction))
-            return candidate, fraction, count + 1, acceptable(candidate)
+            return candidate, fraction, count, *judged(candidate)
 
         plain = q.moved(step)
-        start = (plain, jnp.ones(()), jnp.zeros((), int), acceptable(plain))
-        unfinished = lambda carry: (carry[2] < self.halvings) & ~carry[3]  # noqa: E731
-        new, fraction, _, good = jax.lax.while_loop(unfinished, body, start)
+        start = (plain, jnp.ones(()), jnp.zeros((), int), *judged(plain))
+
+        def unfinished(carry: tuple) -> Array:
+            return (carry[2] < self.halvings) & ~carry[3]
+
+        new, fraction, _, good, measured = jax.lax.while_loop(unfinished, body, start)
         new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, q)
-        return Taken(new, jnp.where(good, fraction, 0.0), ~_inside(plain), good)
+        return Taken(new, jnp.where(good, fraction, 0.0), ~_inside(plain), good, measured)
 
     def __repr__(self) -> str:
         return f"Backtracking({'monotone=True' if self.monotone else ''})"

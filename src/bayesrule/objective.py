@@ -26,6 +26,18 @@ class Weighted(eqx.Module):
     count: Any = None
 
 
+class Linearized(eqx.Module):
+    """A batch whose outputs are linear in θ, with their Jacobian taken once: f = offset + Jθ."""
+
+    batch: PyTree
+    jacobian: PyTree
+    offset: Float[Array, "B K"]
+
+    def outputs(self, theta: PyTree) -> Float[Array, "B K"]:
+        parts = jax.tree.map(lambda j, t: jnp.tensordot(j, t, axes=t.ndim), self.jacobian, theta)
+        return self.offset + sum(jax.tree.leaves(parts))
+
+
 class Objective(eqx.Module):
     r"""$\barℓ(θ) = \sum_i ℓ(θ, \text{example}_i) + R(θ)$ (`eq:ERM`), estimated from a batch by N/M.
 
@@ -58,6 +70,8 @@ class Objective(eqx.Module):
         regularizer: Any = None,
         prior: Any = None,
         linear: bool = False,
+        aux: PyTree = None,
+        kind: str = "examples",
     ):
         if not callable(loss):
             raise ValueError(f"Objective takes a function loss(params, example), got {type(loss).__name__}.")
@@ -68,23 +82,26 @@ class Objective(eqx.Module):
             )
         if linear and output is None:
             raise ValueError("linear=True is said of output=apply: give the function that is linear in the parameters.")
-        self.loss, self.output, self.linear, self.kind = loss, output, linear, "examples"
+        self.loss, self.output, self.linear, self.kind = loss, output, linear, kind
         self.size = _checked_size(size)
         self.regularizer = as_regularizer(regularizer, prior)
-        self.aux = None
+        self.aux = aux
 
     @staticmethod
     def from_batch(
-        function: Callable[..., Any], *, size: int, aux: PyTree = None, regularizer: Any = None, prior: Any = None
+        function: Callable[..., Any],
+        *,
+        size: int | None = None,
+        aux: PyTree = None,
+        regularizer: Any = None,
+        prior: Any = None,
     ) -> Objective:
         """An objective whose examples are not independent, or whose loss is random.
 
         `function(params, batch, aux, key)` returns one loss for each example of the batch and the new
         `aux` (batch statistics, say), which is kept in the rule's state and begins as `aux`.
         """
-        made = Objective(function, size=size, regularizer=regularizer, prior=prior)
-        made = eqx.tree_at(lambda o: o.aux, made, aux, is_leaf=lambda x: x is None)
-        return _with_kind(made, "batch")
+        return Objective(function, size=size, regularizer=regularizer, prior=prior, aux=aux, kind="batch")
 
     @property
     def per_example(self) -> bool:
@@ -95,12 +112,12 @@ class Objective(eqx.Module):
 
     def examples(self, batch: PyTree) -> tuple[PyTree, Float[Array, " B"]]:
         """The examples, and what each one's loss is multiplied by: its weight times N/M."""
+        rows = self.rows(batch)
+        if isinstance(batch, Linearized):
+            batch = batch.batch
         weights, count = None, None
         if isinstance(batch, Weighted):
             batch, weights, count = batch.examples, batch.weights, batch.count
-        rows = _rows(batch)
-        if weights is not None and jnp.shape(weights) != (rows,):
-            raise ValueError(f"There are {rows} examples but the weights have shape {jnp.shape(weights)}.")
         scale = jnp.asarray(self.size / (rows if count is None else count), dtype=float)
         if weights is None:
             return batch, scale * jnp.ones(rows)
@@ -110,6 +127,17 @@ class Objective(eqx.Module):
             index = jnp.where(counts, jnp.arange(rows), jnp.argmax(counts))
             batch = jax.tree.map(lambda x: jnp.asarray(x)[index], batch)
         return batch, scale * weights
+
+    def rows(self, batch: PyTree) -> int:
+        """How many examples the batch has."""
+        if isinstance(batch, Linearized):
+            batch = batch.batch
+        if not isinstance(batch, Weighted):
+            return _rows(batch)
+        rows = _rows(batch.examples)
+        if jnp.shape(batch.weights) != (rows,):
+            raise ValueError(f"There are {rows} examples but the weights have shape {jnp.shape(batch.weights)}.")
+        return rows
 
     # Values.
 
@@ -154,6 +182,14 @@ class Objective(eqx.Module):
         apply = self._apply()
         return jax.vmap(lambda x: jax.jacrev(lambda t: jnp.ravel(apply(t, x)))(theta))(examples[0])
 
+    def linearized(self, theta: PyTree, batch: PyTree) -> Linearized:
+        """The batch with its outputs' Jacobian, for `linear` objectives: θ gives only the shapes."""
+        if isinstance(batch, Linearized):
+            return batch
+        examples, _ = self.examples(batch)
+        zero = jax.tree.map(jnp.zeros_like, theta)
+        return Linearized(batch, self.jacobians(zero, examples), self.outputs(zero, examples))
+
     def output_loss(self, theta: PyTree, examples: PyTree) -> Callable[[Array, Any], Array]:
         """(ravelled output, y) ↦ loss."""
         apply = self._apply()
@@ -170,21 +206,13 @@ class Objective(eqx.Module):
         return self.output
 
 
-def _with_kind(objective: Objective, kind: str) -> Objective:
-    made = object.__new__(Objective)
-    for name in ("loss", "output", "linear", "size", "regularizer", "aux"):
-        object.__setattr__(made, name, getattr(objective, name))
-    object.__setattr__(made, "kind", kind)
-    return made
-
-
 def as_objective(objective: Any) -> Objective:
     """A plain function θ ↦ scalar is an objective too, with N = 1 and no examples."""
     if isinstance(objective, Objective):
         return objective
     if not callable(objective):
         raise ValueError(f"An objective is a blr.Objective or a function of θ, got {type(objective).__name__}.")
-    return _with_kind(Objective(objective, size=1), "plain")
+    return Objective(objective, size=1, kind="plain")
 
 
 def _checked_size(size: Any) -> Any:

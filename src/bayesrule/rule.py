@@ -101,7 +101,7 @@ class Rule(eqx.Module):
         mine = {name: getattr(self, name) for name in known}
         if "name" not in pieces:
             changed = ", ".join(f"{name}={piece}" for name, piece in pieces.items() if name != "section")
-            mine["name"] = f"{self.name.split(' with ')[0]} with {changed}"
+            mine["name"] = f"{self.name}, {changed}" if " with " in self.name else f"{self.name} with {changed}"
         return Rule(**(mine | pieces))
 
     def init(self, params: PyTree, objective: Any = None) -> State:
@@ -120,48 +120,64 @@ class Rule(eqx.Module):
 
     def step(self, objective: Any, state: State, batch: PyTree = None, key: Any = None) -> tuple[State, Info]:
         """One update from a batch of examples (or none, for a plain function): pure, and jittable."""
-        return self.advance(objective, state, batch, key)
+        return self.advance(objective, state, batch, key)[:2]
+
+    def measure(self, objective: Objective, q: Any, batch: PyTree, aux: PyTree, key: Any) -> Measured:
+        """E_q of the data's loss and of its derivatives at q."""
+        return self.curvature.measure(objective, q, self.points, batch, aux, key)
 
     def advance(
-        self, objective: Any, state: State, batch: PyTree = None, key: Any = None, *, diagnose: bool = False
-    ) -> tuple[State, Info]:
-        """`step`, and with `diagnose` also the bound and the decrement."""
+        self,
+        objective: Any,
+        state: State,
+        batch: PyTree = None,
+        key: Any = None,
+        *,
+        diagnose: bool = False,
+        measured: Measured | None = None,
+    ) -> tuple[State, Info, Measured | None]:
+        """`step`, and with `diagnose` also the bound and the decrement.
+
+        Where the guard had to measure the objective at the new q, that comes back too, and can be handed to the next
+        step as `measured` if the batch and the points stay the same.
+        """
         objective = as_objective(objective)
         q = state.q
-        measured = self.curvature.measure(objective, q, self.points, batch, state.aux, key)
+        if measured is None:
+            measured = self.measure(objective, q, batch, state.aux, key)
         step, average = self.formed(objective, state, measured)
-
-        def score(candidate: Any) -> Array:
-            again = None if key is None else jax.random.clone(key)  # the same points, on purpose
-            there = self.curvature.measure(objective, candidate, self.points, batch, state.aux, again)
-            return self._loss(objective, candidate, there.value, step.temperature)
-
         bound = self._bound(objective, q, measured, step) if diagnose else None
         decrement = q.decrement(step) if diagnose else None
+
+        def assess(candidate: Any) -> tuple[Array, Measured]:
+            again = None if key is None else jax.random.clone(key)  # the same points, on purpose
+            there = self.measure(objective, candidate, batch, state.aux, again)
+            return self._loss(objective, candidate, there.value, step.temperature), there
+
         before = self._loss(objective, q, measured.value, step.temperature)
+        rounding = 32 * jnp.finfo(before.dtype).eps * (1 + jnp.abs(before))
+        limit = before + rounding + (0.0 if isinstance(self.points, Delta) else self.curvature.slack)
         origin = q
         if self.steps.lazy:  # the whole sum of natural gradients, from where it all began
             origin, average = state.previous, jax.tree.map(jnp.add, average, q.natural_step(step))
             gradient, curvature = origin.derivatives(average)
-            step = dataclasses.replace(step, gradient=gradient, curvature=curvature, previous=None)
-        rounding = 32 * jnp.finfo(before.dtype).eps * (1 + jnp.abs(before))
-        limit = before + rounding + (0.0 if isinstance(self.points, Delta) else self.curvature.slack)
-        taken = self.guard.take(origin, step, score, limit)
+            step = dataclasses.replace(step, gradient=gradient, curvature=curvature)
+        taken = self.guard.take(origin, step, assess, limit)
         finite = jnp.isfinite(measured.value) & _all_finite((step.gradient, step.curvature))
-        new, average = jax.tree.map(lambda n, o: jnp.where(finite, n, o), (taken.q, average), (q, state.average))
         value = measured.value + self._regularizer(objective, q)
         previous = q if self.steps.momentum is not None else state.previous
-        after = State(new, state.count + 1, previous, average, measured.aux)
-        info = Info(
-            value, step.rate * taken.fraction, taken.acted, taken.fraction, finite, taken.inside, bound, decrement
-        )
-        return after, info
+        after = State(taken.q, state.count + 1, previous, average, measured.aux)
+        kept = dataclasses.replace(state, count=after.count)
+        after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, kept)
+        rate = step.rate * taken.fraction
+        info = Info(value, rate, taken.acted, taken.fraction, finite, taken.inside, bound, decrement)
+        return after, info, taken.measured
 
     def bound(self, objective: Any, q: Any, batch: PyTree = None, key: Any = None) -> Array:
         """The evidence lower bound at q, as this rule's points and curvature see it."""
         objective = as_objective(objective)
         state = self.init(q, objective)
-        measured = self.curvature.measure(objective, q, self.points, batch, state.aux, key)
+        measured = self.measure(objective, q, batch, state.aux, key)
         return self._bound(objective, q, measured, self.formed(objective, state, measured)[0])
 
     def formed(self, objective: Objective, state: State, measured: Measured) -> tuple[Step, PyTree]:

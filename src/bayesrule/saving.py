@@ -39,19 +39,27 @@ def write(path: str | Path, value: Any) -> None:
 def read(path: str | Path, like: PyTree = None) -> Any:
     """Read what `write` wrote."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         header = json.loads(str(arrays.pop("header")))
+        form, value = header["format"], header["value"]
     except FileNotFoundError:
         raise
-    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path} is not a file that Result.save wrote, or it is damaged.") from error
-    if header.get("format") != _FORMAT:
+    except (ValueError, LookupError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        raise _unreadable(path) from error
+    if form != _FORMAT:
         raise ValueError(
-            f"{path} has format {header.get('format')}, and this version reads format {_FORMAT}: load it with the "
-            "version that wrote it."
+            f"{path} has format {form}, and this version reads format {_FORMAT}: load it with the version that "
+            "wrote it."
         )
-    return _decoded(header["value"], arrays, like)
+    try:
+        return _decoded(value, arrays, like)
+    except (LookupError, TypeError) as error:
+        raise _unreadable(path) from error
+
+
+def _unreadable(path: str | Path) -> ValueError:
+    return ValueError(f"{path} is not a file that Result.save wrote, or it is damaged.")
 
 
 def _encoded(value: Any, arrays: dict[str, np.ndarray]) -> Any:
@@ -114,7 +122,10 @@ def _decoded(described: Any, arrays: dict[str, np.ndarray], like: PyTree) -> Any
 
 def _module(described: Any, arrays: dict[str, np.ndarray], like: PyTree) -> eqx.Module:
     module, name = described["module"]
-    kind = getattr(importlib.import_module(module), name, None) if module.startswith("bayesrule.") else None
+    try:
+        kind = getattr(importlib.import_module(module), name, None) if module.startswith("bayesrule.") else None
+    except ModuleNotFoundError:
+        kind = None
     if not (isinstance(kind, type) and issubclass(kind, eqx.Module)):
         raise ValueError(f"The file names {module}.{name}, which is not one of the library's own types.")
     made = object.__new__(kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -36,12 +37,8 @@ class Step(eqx.Module):
     def shortened(self, factor: Any) -> Step:
         """The same step, `factor` as long: the whole displacement of λ shrinks, momentum included."""
         momentum = None if self.momentum is None else self.momentum * factor
-        return eqx.tree_at(
-            lambda s: (s.rate, s.precision_rate, s.momentum),
-            self,
-            (self.rate * factor, self.precision_rate * factor, momentum),
-            is_leaf=lambda x: x is None,
-        )
+        rate, precision_rate = self.rate * factor, self.precision_rate * factor
+        return dataclasses.replace(self, rate=rate, precision_rate=precision_rate, momentum=momentum)
 
 
 class Scheduled(eqx.Module):

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from .base import ExponentialFamily, Family
+from .base import Family
 from .product import Product
 from .structure import GaussianFamily
 
@@ -50,6 +50,3 @@ def as_candidate(family: Any) -> Candidate:
     if isinstance(family, type) and issubclass(family, Family):
         return Candidate(family)
     raise ValueError(f"family= takes a family's class such as blr.Gaussian, got {family!r}.")
-
-
-__all__ = ["Candidate", "ExponentialFamily", "as_candidate"]

@@ -128,7 +128,12 @@ class Gaussian(GaussianFamily, ExponentialFamily):
     def inside(self, natural: PyTree | None = None) -> Bool[Array, "..."]:
         vector, matrix = natural if natural is not None else (self._vector(self.mean), -0.5 * self.precision)
         factor = jnp.linalg.cholesky(-2 * matrix)
-        return jnp.all(jnp.isfinite(factor), axis=(-2, -1)) & jnp.all(jnp.isfinite(vector), axis=-1)
+        # A pivot that is all rounding error is a zero: S is singular, even if its factor came out finite.
+        pivots = jnp.diagonal(factor, axis1=-2, axis2=-1) ** 2
+        rounding = factor.shape[-1] * jnp.finfo(factor.dtype).eps
+        least = -2 * rounding * jnp.diagonal(matrix, axis1=-2, axis2=-1)
+        positive = jnp.all(pivots > least, axis=-1) & jnp.all(jnp.isfinite(factor), axis=(-2, -1))
+        return positive & jnp.all(jnp.isfinite(vector), axis=-1)
 
     def transformed(self, noise: Float[Array, "... P"]) -> PyTree:
         factor = jnp.linalg.cholesky(self.precision)
@@ -210,13 +215,12 @@ class Gaussian(GaussianFamily, ExponentialFamily):
 
     def decrement(self, step: Step) -> Float[Array, ""]:
         """½ gᵀS⁻¹g + ¼ tr[(S⁻¹(H − τS))²]."""
-        factor = jnp.linalg.cholesky(self.precision)
-        gradient = self._vector(step.gradient)
-        whitened = linalg.solve_triangular(factor, gradient[..., None], lower=True)
-        left = linalg.solve_triangular(factor, step.curvature, lower=True)
-        both = linalg.solve_triangular(factor, jnp.swapaxes(left, -1, -2), lower=True)
-        change = both - jnp.asarray(step.temperature, factor.dtype) * jnp.eye(factor.shape[-1], dtype=factor.dtype)
-        return 0.5 * jnp.sum(whitened**2) + 0.25 * jnp.sum(change**2)
+        # Through the covariance, which a step needs anyway, and not through more triangular solves.
+        covariance, gradient = self.covariance(), self._vector(step.gradient)
+        change = covariance @ step.curvature
+        change = change - jnp.asarray(step.temperature, change.dtype) * jnp.eye(change.shape[-1], dtype=change.dtype)
+        squares = jnp.sum(gradient * _matvec(covariance, gradient))
+        return 0.5 * squares + 0.25 * jnp.sum(change * jnp.swapaxes(change, -1, -2))
 
 
 def _half_log_det(factor: Float[Array, "... P P"]) -> Float[Array, "..."]:
