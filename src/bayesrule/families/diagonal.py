@@ -40,9 +40,6 @@ class _Elementwise(GaussianFamily, ExponentialFamily):
         sums = [jnp.sum(x, axis=tuple(range(-r, 0))) for x, r in zip(leaves, ranks, strict=True)]
         return jnp.asarray(sum(sums, start=0.0))
 
-    def _event_size(self) -> int:
-        return self.noise_size // max(1, math.prod(self.batch_shape))
-
     def transformed(self, noise: Float[Array, "... P"]) -> PyTree:
         deviation = unravel(noise, self.mean, self.batch_ndim)
         return jax.tree.map(lambda m, s, e: m + e / jnp.sqrt(s), self.mean, self.precision, deviation)
@@ -136,16 +133,16 @@ class FixedGaussian(_Elementwise):
 
     def expected_log_base(self) -> Float[Array, "..."]:
         squares = self._sum(jax.tree.map(lambda m, s: s * m**2, self.mean, self.precision))
-        return self._log_normalizer() - 0.5 * (squares + self._event_size())
+        return self._log_normalizer() - 0.5 * (squares + self.noise_size)
 
     def _log_normalizer(self) -> Float[Array, "..."]:
-        return 0.5 * (self._sum(jax.tree.map(jnp.log, self.precision)) - self._event_size() * _LOG_2PI)
+        return 0.5 * (self._sum(jax.tree.map(jnp.log, self.precision)) - self.noise_size * _LOG_2PI)
 
     def expectation(self) -> PyTree:
         return self.mean
 
     def entropy(self) -> Float[Array, "..."]:
-        return 0.5 * self._event_size() - self._log_normalizer()
+        return 0.5 * self.noise_size - self._log_normalizer()
 
     def inside(self, natural: PyTree | None = None) -> Bool[Array, "..."]:
         leaves = self.mean if natural is None else natural
@@ -238,7 +235,7 @@ class DiagonalGaussian(_Elementwise):
         return self._sum(jax.tree.map(lambda a, b: -(a**2) / (4 * b) - 0.5 * jnp.log(-2 * b), natural[0], natural[1]))
 
     def log_base(self, theta: PyTree) -> float:
-        return -0.5 * self._event_size() * _LOG_2PI
+        return -0.5 * self.noise_size * _LOG_2PI
 
     def log_prob(self, theta: PyTree) -> Float[Array, "..."]:
         def leaf(t: Array, m: Array, s: Array) -> Array:

@@ -49,6 +49,10 @@ class Gaussian(GaussianFamily, ExponentialFamily):
             size = sum(leaf.size for leaf in jax.tree.leaves(self.mean))
             dtype = jnp.result_type(*jax.tree.leaves(self.mean)) if size else precision.dtype
             precision = precision * jnp.eye(size, dtype=dtype)
+        if (
+            jnp.finfo(precision.dtype).bits < 32
+        ):  # half-precision parameters have a float32 precision: it is solved with
+            precision = precision.astype(jnp.float32)
         self.precision = precision
         lead, size = precision.shape[:-2], precision.shape[-1]
         sizes = [math.prod(leaf.shape[len(lead) :]) for leaf in jax.tree.leaves(self.mean)]

@@ -24,7 +24,7 @@ class LowRankGaussian(GaussianFamily):
     (Mishkin et al., NeurIPS 2018).
 
     `mean` is any pytree, `diagonal` one number or a pytree like it, `factor` is (P, L) over the
-    ravelled mean.
+    ravelled mean; axes of the factor before those, and as many first axes of the mean, are a batch.
 
     >>> import jax.numpy as jnp
     >>> q = LowRankGaussian(jnp.zeros(3), 1.0, jnp.ones((3, 1)))
@@ -33,8 +33,8 @@ class LowRankGaussian(GaussianFamily):
     """
 
     mean: PyTree
-    diagonal: Float[Array, " P"]
-    factor: Float[Array, "P L"]
+    diagonal: Float[Array, "... P"]
+    factor: Float[Array, "... P L"]
     label: ClassVar[str] = "Gaussian (low-rank plus diagonal precision)"
     meaning: ClassVar[str] = "q(θ) = N(m, S⁻¹), S = diag(d) + UUᵀ"
     update: ClassVar[str] = "diag(d) + UUᵀ ← projection of (1 − ρτ)S + ρH,  m ← m − ρ S⁻¹ E_q∇ℓ̄  (section 4.4)"
@@ -42,89 +42,112 @@ class LowRankGaussian(GaussianFamily):
 
     def __init__(self, mean: PyTree, diagonal: Any, factor: Any):
         self.mean = floating(mean)
-        size = sum(leaf.size for leaf in jax.tree.leaves(self.mean))
         self.factor = floating(factor)
-        if self.factor.ndim != 2 or self.factor.shape[0] != size:
+        if self.factor.ndim < 2:
+            raise ValueError(f"The factor of a LowRankGaussian is a matrix (P, rank), got shape {self.factor.shape}.")
+        lead, size = self.factor.shape[:-2], self.factor.shape[-2]
+        leaves = jax.tree.leaves(self.mean)
+        own = sum(math.prod(leaf.shape[len(lead) :]) for leaf in leaves)
+        if own != size or any(leaf.shape[: len(lead)] != lead for leaf in leaves):
             raise ValueError(
-                f"The factor of a LowRankGaussian over {size} numbers has shape ({size}, rank), got "
-                f"{self.factor.shape}."
+                f"The factor of a LowRankGaussian over {own} numbers has shape (…, {own}, rank) with the mean's batch "
+                f"axes in front, got {self.factor.shape}."
             )
-        self.diagonal = jnp.broadcast_to(ravel(floating(diagonal)), (size,)).astype(self.factor.dtype)
+        diagonal = floating(diagonal)
+        flat = diagonal if jnp.ndim(diagonal) == 0 else ravel(diagonal, len(lead))  # one number, or as the mean
+        self.diagonal = jnp.broadcast_to(flat, (*lead, size)).astype(self.factor.dtype)
+
+    @property
+    def batch_shape(self) -> tuple[int, ...]:
+        return self.factor.shape[:-2]
 
     @property
     def noise_size(self) -> int:
-        return sum(self.factor.shape)
+        return self.factor.shape[-2] + self.factor.shape[-1]
 
     @property
-    def precision(self) -> Float[Array, "P P"]:
+    def precision(self) -> Float[Array, "... P P"]:
         """S, as a dense matrix."""
-        return jnp.diag(self.diagonal) + self.factor @ self.factor.T
+        identity = jnp.eye(self.diagonal.shape[-1], dtype=self.diagonal.dtype)
+        return self.diagonal[..., None] * identity + self.factor @ jnp.swapaxes(self.factor, -1, -2)
 
     def _tree(self, vector: Float[Array, "... P"]) -> PyTree:
-        return unravel(vector, self.mean)
+        return unravel(vector, self.mean, len(self.batch_shape))
 
-    def _lead(self, theta: PyTree) -> int:
-        return jax.tree.leaves(theta)[0].ndim - jax.tree.leaves(self.mean)[0].ndim
+    def _vector(self, theta: PyTree) -> Float[Array, "... P"]:
+        """θ as one vector, over any leading axes."""
+        theirs, mine = jax.tree.leaves(theta), jax.tree.leaves(self.mean)
+        return ravel(theta, theirs[0].ndim - mine[0].ndim + len(self.batch_shape))
 
-    def _capacitance(self) -> Float[Array, "L L"]:
+    def _capacitance(self) -> Float[Array, "... L L"]:
         """chol(I + UᵀD⁻¹U), the small matrix of Woodbury's identity."""
-        inner = self.factor.T @ (self.factor / self.diagonal[:, None])
-        return jnp.linalg.cholesky(jnp.eye(inner.shape[0], dtype=inner.dtype) + inner)
+        inner = jnp.swapaxes(self.factor, -1, -2) @ (self.factor / self.diagonal[..., None])
+        return jnp.linalg.cholesky(jnp.eye(inner.shape[-1], dtype=inner.dtype) + inner)
 
     def _solve(self, rows: Float[Array, "... P"]) -> Float[Array, "... P"]:
-        scaled = rows / self.diagonal
-        inner = linalg.cho_solve((self._capacitance(), True), (scaled @ self.factor)[..., None])[..., 0]
-        return scaled - (inner @ self.factor.T) / self.diagonal
+        """S⁻¹ of a vector, over any leading axes."""
+        half = self._half()
+        inner = jnp.einsum("...lp,...p->...l", half, rows)
+        return rows / self.diagonal - jnp.einsum("...lp,...l->...p", half, inner)
 
     def transformed(self, noise: Float[Array, "... Q"]) -> PyTree:
         """m + S⁻¹(D^{½}ε₁ + Uε₂), whose covariance is S⁻¹."""
-        first, second = noise[..., : self.diagonal.size], noise[..., self.diagonal.size :]
-        tilted = jnp.sqrt(self.diagonal) * first + second @ self.factor.T
-        return self._tree(ravel(self.mean) + jnp.vectorize(self._solve, signature="(p)->(p)")(tilted))
+        size = self.diagonal.shape[-1]
+        tilted = jnp.sqrt(self.diagonal) * noise[..., :size]
+        tilted = tilted + jnp.einsum("...pl,...l->...p", self.factor, noise[..., size:])
+        return self._tree(self._vector(self.mean) + self._solve(tilted))
 
     def times(self, theta: PyTree) -> PyTree:
-        vector = ravel(theta)
-        return self._tree(self.diagonal * vector + self.factor @ (self.factor.T @ vector))
+        vector = self._vector(theta)
+        inner = jnp.einsum("...pl,...p->...l", self.factor, vector)
+        return self._tree(self.diagonal * vector + jnp.einsum("...pl,...l->...p", self.factor, inner))
 
     def solve(self, theta: PyTree) -> PyTree:
-        return self._tree(self._solve(ravel(theta)))
+        return self._tree(self._solve(self._vector(theta)))
 
     def log_prob(self, theta: PyTree) -> Float[Array, "..."]:
-        deviation = ravel(theta, self._lead(theta)) - ravel(self.mean)
-        squares = jnp.sum(self.diagonal * deviation**2, axis=-1) + jnp.sum((deviation @ self.factor) ** 2, axis=-1)
-        return 0.5 * (self._log_det() - self.diagonal.size * math.log(2 * math.pi) - squares)
+        deviation = self._vector(theta) - self._vector(self.mean)
+        along = jnp.einsum("...pl,...p->...l", self.factor, deviation)
+        squares = jnp.sum(self.diagonal * deviation**2, axis=-1) + jnp.sum(along**2, axis=-1)
+        return 0.5 * (self._log_det() - self.diagonal.shape[-1] * math.log(2 * math.pi) - squares)
 
-    def _log_det(self) -> Float[Array, ""]:
-        return jnp.sum(jnp.log(self.diagonal)) + 2 * jnp.sum(jnp.log(jnp.diagonal(self._capacitance())))
+    def _log_det(self) -> Float[Array, "..."]:
+        pivots = jnp.diagonal(self._capacitance(), axis1=-2, axis2=-1)
+        return jnp.sum(jnp.log(self.diagonal), axis=-1) + 2 * jnp.sum(jnp.log(pivots), axis=-1)
 
-    def entropy(self) -> Float[Array, ""]:
-        return 0.5 * (self.diagonal.size * (1 + math.log(2 * math.pi)) - self._log_det())
+    def entropy(self) -> Float[Array, "..."]:
+        return 0.5 * (self.diagonal.shape[-1] * (1 + math.log(2 * math.pi)) - self._log_det())
 
-    def inside(self) -> Bool[Array, ""]:
-        parts = (ravel(self.mean), self.diagonal, self.factor)
-        return jnp.all(self.diagonal > 0) & jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in parts]))
+    def inside(self) -> Bool[Array, "..."]:
+        finite = jnp.all(jnp.isfinite(self._vector(self.mean)), axis=-1)
+        finite = finite & jnp.all(jnp.isfinite(self.factor), axis=(-2, -1))
+        return finite & jnp.all(jnp.isfinite(self.diagonal) & (self.diagonal > 0), axis=-1)
 
     def trace(self, curvature: Factored) -> Float[Array, ""]:
-        return jnp.sum(ravel(self.variance()) * curvature.diagonal) + jnp.sum(
-            jax.vmap(self._solve)(curvature.rows) * curvature.rows
-        )
+        along = jnp.sum(self._solve(curvature.rows) * curvature.rows)
+        return jnp.sum(self._vector(self.variance()) * curvature.diagonal) + along
+
+    def _half(self) -> Float[Array, "... L P"]:
+        """W with S⁻¹ = D⁻¹ − WᵀW."""
+        scaled = jnp.swapaxes(self.factor / self.diagonal[..., None], -1, -2)
+        return linalg.solve_triangular(self._capacitance(), scaled, lower=True)
 
     def variance(self) -> PyTree:
-        half = linalg.solve_triangular(self._capacitance(), (self.factor / self.diagonal[:, None]).T, lower=True)
-        return self._tree(1 / self.diagonal - jnp.sum(half**2, axis=0))
+        return self._tree(1 / self.diagonal - jnp.sum(self._half() ** 2, axis=-2))
 
-    def covariance(self) -> Float[Array, "P P"]:
-        return jax.vmap(self._solve)(jnp.eye(self.diagonal.size, dtype=self.diagonal.dtype))
+    def covariance(self) -> Float[Array, "... P P"]:
+        half, identity = self._half(), jnp.eye(self.diagonal.shape[-1], dtype=self.diagonal.dtype)
+        return identity / self.diagonal[..., None] - jnp.swapaxes(half, -1, -2) @ half
 
     def output_covariance(self, jacobian: PyTree) -> Float[Array, "B K K"]:
         flat = ravel(jacobian, 2)
-        return jnp.einsum("bkp,blp->bkl", jax.vmap(jax.vmap(self._solve))(flat), flat)
+        return jnp.einsum("bkp,blp->bkl", self._solve(flat), flat)
 
     def prior_curvature(self, structure: Structure, like: PyTree) -> Any:
         return structure.of_matrix(self.precision, like)
 
-    def prior_trace(self, other: GaussianFamily) -> Float[Array, ""]:
-        return jnp.sum(self.precision * other.covariance())
+    def prior_trace(self, other: GaussianFamily) -> Float[Array, "..."]:
+        return jnp.sum(self.precision * other.covariance(), axis=(-2, -1))
 
     def moved(self, step: Step) -> Self:
         decay = jnp.asarray(1 - step.precision_rate * step.temperature, self.diagonal.dtype)
@@ -135,12 +158,12 @@ class LowRankGaussian(GaussianFamily):
         largest, rest = _largest(columns, self.factor.shape[1])
         diagonal = decay * self.diagonal + rate * step.curvature.diagonal + rest
         new = eqx.tree_at(lambda q: (q.diagonal, q.factor), self, (diagonal, largest))
-        push = jnp.asarray(step.rate, diagonal.dtype) * new._solve(ravel(step.gradient))
-        return eqx.tree_at(lambda q: q.mean, new, self._tree(ravel(self.mean) - push))
+        push = jnp.asarray(step.rate, diagonal.dtype) * new._solve(self._vector(step.gradient))
+        return eqx.tree_at(lambda q: q.mean, new, self._tree(self._vector(self.mean) - push))
 
     def decrement(self, step: Step) -> Float[Array, ""]:
         """½ gᵀS⁻¹g, the mean's part (the precision moves by projection)."""
-        gradient = ravel(step.gradient)
+        gradient = self._vector(step.gradient)
         return 0.5 * gradient @ self._solve(gradient)
 
 

@@ -201,7 +201,8 @@ class GaussianFamily(Family):
 
     @property
     def noise_size(self) -> int:
-        return sum(leaf.size for leaf in jax.tree.leaves(self.mean))
+        """How many standard normal numbers make one draw."""
+        return sum(leaf.size for leaf in jax.tree.leaves(self.mean)) // max(1, math.prod(self.batch_shape))
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -209,8 +210,7 @@ class GaussianFamily(Family):
 
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> PyTree:
         dtype = jnp.result_type(*jax.tree.leaves(self.mean)) if jax.tree.leaves(self.mean) else float
-        size = self.noise_size // max(1, math.prod(self.batch_shape))
-        return self.transformed(jax.random.normal(key, (*shape, *self.batch_shape, size), dtype))
+        return self.transformed(jax.random.normal(key, (*shape, *self.batch_shape, self.noise_size), dtype))
 
     def cross_entropy(self, other: Any) -> Float[Array, "..."]:
         """−E_q log p for another Gaussian p, every constant included."""
