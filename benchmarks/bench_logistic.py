@@ -3,7 +3,7 @@
 Quadrature points; breast_cancer (569×31, standardised, with an intercept) and a synthetic set of 10,000×200. The
 prior is N(0, 1). The hand-written loop is what a careful person would write for this one model in NumPy: Newton's
 method to the mode, then natural-gradient steps with ρ = 1 from there. NumPyro and blackjax get Adam with a decaying
-rate (the best of a few tried) and a time limit; their gap is measured with our quadrature bound.
+rate (the best of nine tried on the first set) and a time limit; their gap is measured with our quadrature bound.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def numpyro_run(x, y, bound, seconds):
     svi = SVI(
         model,
         guide,
-        numpyro.optim.optax_to_numpyro(optax.adam(optax.cosine_decay_schedule(0.03, 15_000, 1e-3))),
+        numpyro.optim.optax_to_numpyro(optax.adam(optax.exponential_decay(0.01, 10_000, 0.3))),
         Trace_ELBO(),
     )
     state = svi.init(jax.random.key(0))
@@ -115,7 +115,7 @@ def blackjax_run(x, y, bound, seconds):
     def log_density(w):
         return -jnp.sum(logistic(x @ w, y)) - 0.5 * jnp.sum(w**2)
 
-    optimizer = optax.adam(optax.cosine_decay_schedule(0.03, 15_000, 1e-3))
+    optimizer = optax.adam(optax.exponential_decay(0.01, 10_000, 0.3))
     algorithm = blackjax.fullrank_vi(log_density, optimizer, num_samples=1)
     state = algorithm.init(jnp.zeros(x.shape[1]))
 
@@ -218,7 +218,7 @@ def main(data=None):
         fastest = min(seconds for way, seconds in times.items() if way.startswith("ours"))
         for peer, run in (("NumPyro", numpyro_run), ("blackjax", blackjax_run)):
             peer_steps, seconds, gap = run(*arrays, gap_of, PEER_SECONDS)
-            reached = "reached" if gap <= GAP else f"still {gap:.2f} nat away"
+            reached = "reached" if gap <= GAP else f"still {gap:.2f} nat away" if np.isfinite(gap) else "diverged"
             ratio = f"ours / {peer}: {fastest / seconds:.5f}"
             print(f"  {peer:<42} {peer_steps:>6} steps {1e3 * seconds:9.0f} ms   {reached}; {ratio}")
 

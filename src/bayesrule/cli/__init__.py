@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -53,7 +54,8 @@ def table() -> None:
         shown.add_row(
             row.name, name, row.posterior, row.approximations, row.section, style=None if row.available else "dim"
         )
-    Console().print(shown)
+    # Into a file or a pipe there is no window to fit: each row stays on one line.
+    Console(width=None if sys.stdout.isatty() else 120).print(shown)
 
 
 __all__ = ["app"]
