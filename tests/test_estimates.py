@@ -394,3 +394,17 @@ def test_example_weights(case):
     expected = estimate((X[rows], Y[rows]))
     close(estimate(blr.Weighted(DATA, weights)), expected, 1e-12)
     close(estimate(blr.Weighted(spoilt, weights)), expected, 1e-12)
+
+
+def test_stein_with_outputs_that_depend_on_each_other():
+    """Outputs (x·w, 2x·w) have a singular covariance: Stein's curvature is still the Hessian's."""
+    x = jax.random.normal(jax.random.key(5), (6, 2))
+    objective = blr.Objective(
+        lambda f, y: jnp.sum(0.5 * (f - y) ** 2), output=lambda w, r: jnp.stack([r @ w, 2 * r @ w]), linear=True, size=6
+    )
+    q = blr.Gaussian(jnp.array([0.3, -0.2]), jnp.array([[2.0, 0.5], [0.5, 1.0]]))
+    found = {}
+    for curvature in (blr.Stein(), blr.Hessian()):
+        rule = blr.newton().replace(points=blr.Quadrature(5), curvature=curvature)
+        found[type(curvature)] = rule.measure(objective, q, (x, jnp.ones((6, 2))), None, None)
+    np.testing.assert_allclose(found[blr.Stein].curvature, found[blr.Hessian].curvature, rtol=1e-6)

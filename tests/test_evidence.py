@@ -70,3 +70,18 @@ def test_numbers_must_be_positive_and_random_points_need_a_key():
         blr.empirical_bayes(blr.laplace(), lambda h: lambda x: h * jnp.sum(x**2), 0.0, jnp.zeros(1))
     with pytest.raises(ValueError, match=r"key=jax\.random\.key"):
         blr.empirical_bayes(blr.von(), lambda h: lambda x: h * jnp.sum(x**2), 1.0, jnp.zeros(1))
+
+
+def test_a_row_of_zeros_has_no_spread_and_does_no_harm():
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(40, 2))
+    x[7] = 0.0
+    y = (x[:, 0] > 0).astype(float)
+
+    def build(prior):
+        return blr.Objective(logistic, output=product, linear=True, size=40, regularizer=prior)
+
+    rule = blr.newton(0.8).replace(points=blr.Quadrature(9), curvature=blr.Stein())
+    found = blr.empirical_bayes(rule, build, 1.0, jnp.zeros(2), (x, y))
+    assert found.converged
+    assert np.isfinite(found.hyper)

@@ -486,3 +486,38 @@ def test_what_cannot_be_saved(tmp_path):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(FileNotFoundError):
         blr.load(tmp_path / "file")
+
+
+def test_one_quiet_batch_is_not_convergence():
+    """5 informative rows in 100: a batch without them has no gradient, and that is not an optimum."""
+    x = jnp.zeros(100).at[:5].set(1.0)
+    objective = blr.Objective(lambda w, e: 0.5 * e * (w - 5.0) ** 2, size=100)
+    rule = blr.gradient_descent(0.01)
+    result = blr.fit(
+        rule, objective, jnp.zeros(()), x, steps=3000, batch_size=4, key=jax.random.key(0), tolerance=1e-10
+    )
+    assert result.reason == "converged"
+    np.testing.assert_allclose(result.q.mean, 5.0, atol=1e-3)
+
+
+def test_weighted_counts_carry_over_to_mini_batches():
+    """Four rows that stand for ten: the same gradient in expectation, whole or in halves."""
+    objective = blr.Objective(lambda w, e: w * e, size=10)
+    data = blr.Weighted(jnp.ones(4), jnp.ones(4), 10)
+    whole = blr.fit(blr.gradient_descent(1.0), objective, jnp.zeros(()), data, steps=1)
+    half = blr.fit(
+        blr.gradient_descent(1.0), objective, jnp.zeros(()), data, steps=1, batch_size=2, key=jax.random.key(0)
+    )
+    np.testing.assert_allclose([whole.q.mean, half.q.mean], -4.0, rtol=1e-12)
+
+
+def test_the_bound_sees_the_aux_of_the_end():
+    def loss(w, batch, aux, key):
+        return (w - aux) ** 2 * jnp.ones(len(batch)), aux + 1.0
+
+    objective = blr.Objective.from_batch(loss, size=3, aux=jnp.zeros(()), regularizer=1.0)
+    result = blr.fit(blr.laplace(), objective, jnp.zeros(()), jnp.ones(3), steps=4, key=jax.random.key(0))
+    assert float(result.state.aux) == 4
+    again = blr.laplace().bound(objective, result.q, jnp.ones(3), jax.random.key(0), aux=result.state.aux)
+    np.testing.assert_allclose(result.bound, again, rtol=1e-12)
+    assert abs(result.bound - blr.laplace().bound(objective, result.q, jnp.ones(3), jax.random.key(0))) > 1

@@ -472,3 +472,37 @@ def test_a_random_loss_gets_its_own_key():
     again = rule.step(noisy, state, X, jax.random.key(0))[0].q.mean
     close(first, again)
     assert np.all(first != second)
+
+
+def test_a_sweep_by_replace_does_not_recompile():
+    traced = []
+
+    def loss(x):
+        traced.append(1)
+        return jnp.sum(jnp.cosh(x))
+
+    for rate in (0.3, 0.5, 0.9):
+        blr.fit(blr.newton().replace(steps=blr.Steps(rate)), loss, jnp.ones(2), steps=2)
+        count = len(traced) if rate == 0.3 else count
+    assert len(traced) == count
+
+
+def test_a_state_of_another_rule_is_an_error():
+    state = blr.gradient_descent(0.1).init(jnp.zeros(2))
+    with pytest.raises(ValueError, match="without momentum"):
+        blr.gradient_descent(0.1, momentum=0.9).step(lambda x: jnp.sum(x), state)
+    objective = blr.Objective.from_batch(lambda w, b, aux, key: (b * w, aux), size=1, aux={"seen": jnp.zeros(())})
+    with pytest.raises(ValueError, match=r"rule\.init\(params, objective\)"):
+        blr.gradient_descent(0.1).step(objective, blr.gradient_descent(0.1).init(jnp.zeros(())), jnp.ones(1))
+
+
+def test_a_lazy_step_that_is_refused_stays_where_it_is():
+    """Not at the start, from which lazy steps are taken."""
+    rule = blr.exponential_weights(1.0, lazy=True).replace(
+        family=blr.DiagonalGaussian, points=blr.Delta(), curvature=blr.HessianDiagonal(), guard=blr.Backtracking(1)
+    )
+    state = rule.init(blr.DiagonalGaussian(jnp.zeros(1), 1.0))
+    state, _ = rule.step(lambda x: jnp.sum(0.5 * (x - 1.0) ** 2), state)
+    refused, info = rule.step(lambda x: -jnp.sum(50 * x**2), state)
+    assert info.fraction == 0
+    np.testing.assert_array_equal(refused.q.mean, state.q.mean)

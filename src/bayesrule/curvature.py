@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .families.structure import Structure, ravel, unravel
+from .families.structure import Structure, ravel, slope_diagonal, unravel
 from .objective import Objective
-from .points import Exact, MonteCarlo, Points, PointSet
+from .points import Enumeration, Exact, MonteCarlo, Points, PointSet
 
 
 class Measured(eqx.Module):
@@ -206,30 +206,20 @@ class HessianDiagonal(Pointwise):
     def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measured:
         measured = _sloped(objective, theta, batch, aux, key)
         if not self.absolute or objective.kind == "plain":
-            diagonal = _diagonal(lambda v: _flat_slope(objective, v, theta, batch, aux, key), ravel(theta))
+            diagonal = slope_diagonal(lambda v: _flat_slope(objective, v, theta, batch, aux, key), ravel(theta))
             diagonal = jnp.abs(diagonal) if self.absolute else diagonal
         else:
             examples, scales = _independent(objective, batch, "HessianDiagonal(absolute=True)")
 
             def of_one(example: PyTree) -> Array:
                 slope = jax.grad(lambda v: objective.example_loss(unravel(v, theta), example))
-                return jnp.abs(_diagonal(slope, ravel(theta)))
+                return jnp.abs(slope_diagonal(slope, ravel(theta)))
 
             diagonal = scales @ jax.vmap(of_one)(examples)
         return dataclasses.replace(measured, curvature=unravel(diagonal, theta))
 
     def __repr__(self) -> str:
         return f"HessianDiagonal({'absolute=True' if self.absolute else ''})"
-
-
-def _diagonal(slope: Callable[[Array], Array], at: Array) -> Array:
-    """∂slope_j/∂θ_j for every j, one at a time: P directional derivatives and no P×P matrix."""
-
-    def one(j: Array) -> Array:
-        tangent = jnp.zeros_like(at).at[j].set(1)
-        return jax.jvp(slope, (at,), (tangent,))[1][j]
-
-    return jax.lax.map(one, jnp.arange(at.size), batch_size=min(64, max(1, at.size)))
 
 
 def _independent(objective: Objective, batch: PyTree, name: str) -> tuple[PyTree, Array]:
@@ -328,8 +318,11 @@ class Stein(Pointwise):
         covariance = q.output_covariance(seen.jacobian)
         size = center.shape[1]
         cross = seen.expected((seen.outputs - center)[..., :, None] * seen.slopes[..., None, :])
-        still = jnp.trace(covariance, axis1=1, axis2=2) <= jnp.finfo(center.dtype).eps ** 0.5
-        safe = jnp.asarray(jnp.where(still[:, None, None], jnp.eye(size, dtype=center.dtype), covariance))
+        epsilon, spread = jnp.finfo(center.dtype).eps, jnp.trace(covariance, axis1=1, axis2=2)
+        still = spread <= epsilon * jnp.max(spread)
+        identity = jnp.eye(size, dtype=center.dtype)
+        ridge = 0.0 if size == 1 else 8 * size * epsilon * spread[:, None, None] * identity  # dependent outputs
+        safe = jnp.asarray(jnp.where(still[:, None, None], identity, covariance + ridge))
         stein = cross / safe if size == 1 else jnp.linalg.solve(safe, cross)
         fixed = jax.vmap(jax.hessian(seen.loss))(center, seen.examples[1])
         return jnp.asarray(jnp.where(still[:, None, None], fixed, 0.5 * (stein + jnp.swapaxes(stein, 1, 2))))
@@ -370,6 +363,9 @@ class Score(Curvature):
         spots = points.at(q, point_key)
         values, new = jax.vmap(lambda t: objective.data(t, batch, aux, loss_key))(spots.theta)
         weights = spots.weights.astype(values.dtype)
+        if isinstance(points, Enumeration):
+            gradient, curvature = q.derivatives(q.enumerated_gradient(values, spots.theta))
+            return Measured(jnp.sum(weights * values), gradient, curvature, aux)
         advantage = self._compared(values, weights, points)
         excess = jax.tree.map(lambda t, m: t - m, q.statistics(spots.theta), q.expectation())
         covariance = jax.tree.map(lambda e: jnp.tensordot(weights * advantage, e, axes=1), excess)

@@ -70,7 +70,8 @@ def empirical_bayes(
     @jax.jit
     def evaluated(logs: Array, q: Any) -> tuple[Any, Array, Array]:
         """The fit at these numbers, minus its bound, and the gradient of that."""
-        fitted = run(rule, built(logs), rule.init(q), data, key, steps, tolerance)
+        here = built(logs)
+        fitted = run(rule, here, rule.init(q, here), data, key, steps, tolerance)
 
         def loss(logs: Array) -> Array:
             # One more step, for how q itself depends on the numbers: at the fixed point of Newton's method its
@@ -78,7 +79,7 @@ def empirical_bayes(
             # since the guard is a loop.
             here = built(logs)
             moved = rule.advance(here, jax.lax.stop_gradient(fitted), data, key)[0].q
-            return -rule.bound(here, moved, data, key)
+            return -rule.bound(here, moved, data, key, aux=fitted.aux)
 
         return fitted.q, loss(logs), jax.jacfwd(loss)(logs)
 
@@ -87,7 +88,7 @@ def empirical_bayes(
     def scored(logs: np.ndarray) -> tuple[float, np.ndarray]:
         nonlocal q
         new, value, slope = evaluated(jnp.asarray(logs), q)
-        if not bool(jnp.isfinite(value)):
+        if not bool(jnp.isfinite(value) & jnp.all(jnp.isfinite(slope))):
             return np.inf, np.zeros_like(logs)
         q = new
         return float(value), np.asarray(slope, float)
@@ -99,4 +100,5 @@ def empirical_bayes(
     best = unflatten(jnp.exp(jnp.asarray(found.x)))
     result = fit(rule, objective(best), q, data, steps=steps, tolerance=tolerance, key=key)
     small = bool(np.max(np.abs(found.jac)) < 1e-3)  # nats for a change of the numbers by a factor e
-    return Evidence(best, result, bool(found.success) or small, int(found.nfev))
+    converged = (bool(found.success) or small) and result.reason == "converged"
+    return Evidence(best, result, converged and bool(np.all(np.isfinite(found.x))), int(found.nfev))

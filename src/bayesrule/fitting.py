@@ -103,7 +103,8 @@ def fit(
     `data` is a pytree of arrays with one row per example (or `Weighted`); without `batch_size` every
     step sees all of it, else mini-batches without replacement, shuffled anew each epoch, with the exact
     N/M for a ragged last one (a `from_batch` objective leaves the ragged rest of each epoch out, since
-    its examples may not be independent). `tolerance` is in nats. `checkpoint` is a file that is
+    its examples may not be independent). `tolerance` is in nats; with mini-batches it has to hold for a whole
+    epoch of them in a row. `checkpoint` is a file that is
     rewritten as the fit goes on; `load` it and pass it as `start` to resume.
     """
     objective = as_objective(objective)
@@ -126,16 +127,16 @@ def fit(
     chunk = partial(_run, batch_size=loader.batch_size, diagnose=diagnose)
     first = int(state.count) if resumed else 0
     last = first + steps
-    carry = (state, loader.first_order(), _empty_trace(steps, diagnose), 0)
+    carry = (state, loader.first_order(), _empty_trace(steps, diagnose), 0, 0)
     limit = -1.0 if tolerance is None else tolerance
 
-    def result(carry: tuple, reason: str) -> Result:
+    def result(carry: tuple, reason: str, whole: bool) -> Result:
         state = carry[0]
         taken = int(state.count) - first
         rows = taken + (reason in _REASONS[_NOT_FINITE:])
         trace = {name: np.asarray(values)[: min(rows, steps)] for name, values in carry[2].items()}
-        bound = partial(_bound, rule, objective, state.q, loader.data, key) if loader.batch_size is None else None
-        return Result(state, reason, trace, key, objective.regularizer.normalized, bound)
+        bound = partial(_bound, rule, objective, state, loader.data, key) if whole else None
+        return Result(state, reason, trace, key, objective.regularizer.normalized(state.q), bound)
 
     reason, done, size = "steps", first, min(steps, 16)
     with _Display(progress, steps) as display:
@@ -148,7 +149,7 @@ def fit(
                 done = int(carry[0].count)
                 display.update(done - first, carry[2])
                 if checkpoint is not None:
-                    result(carry, _REASONS[code]).save(checkpoint)
+                    result(carry, _REASONS[code], whole=False).save(checkpoint)
                 if code != _RUNNING:
                     reason = _REASONS[code]
                     break
@@ -156,7 +157,7 @@ def fit(
                     size *= 2
         except KeyboardInterrupt:
             reason = "interrupted"
-    return result(carry, reason)
+    return result(carry, reason, whole=loader.batch_size is None)
 
 
 @cache
@@ -201,7 +202,7 @@ def _batch(objective: Objective, data: PyTree, key: Any, order: Array, count: Ar
     """The batch for a step count: without replacement in each epoch, shuffled by the epoch's own key."""
     rows = order.shape[0]
     ragged = objective.kind == "examples"
-    per_epoch = -(-rows // size) if ragged else rows // size
+    per_epoch = _per_epoch(objective, rows, size)
     epoch, position = count // per_epoch, count % per_epoch
     shuffle = lambda: jax.random.permutation(jax.random.fold_in(key, epoch), rows)  # noqa: E731
     # Only an epoch's first step shuffles; a resumed run starts in the middle of one and shuffles too.
@@ -211,10 +212,16 @@ def _batch(objective: Objective, data: PyTree, key: Any, order: Array, count: Ar
     weighted = isinstance(data, Weighted)
     examples = jax.tree.map(lambda x: x[index], data.examples if weighted else data)
     if not ragged:
-        return Weighted(examples, data.weights[index]) if weighted else examples, order
+        stood_for = None if not weighted or data.count is None else data.count * size / rows
+        return Weighted(examples, data.weights[index], stood_for) if weighted else examples, order
     real = place < rows
     weights = real.astype(float) * (data.weights[index] if weighted else 1.0)
-    return Weighted(examples, weights, jnp.sum(real)), order
+    stands_for = 1.0 if not weighted or data.count is None else data.count / rows
+    return Weighted(examples, weights, jnp.sum(real) * stands_for), order
+
+
+def _per_epoch(objective: Objective, rows: int, size: int) -> int:
+    return -(-rows // size) if objective.kind == "examples" else rows // size
 
 
 def _empty_trace(steps: int, diagnose: bool) -> dict[str, Any]:
@@ -242,6 +249,8 @@ def _run(
     if batch_size is None and objective.linear and isinstance(carry[0].q, GaussianFamily):
         data = objective.linearized(carry[0].q.mean, data)  # once for all steps
 
+    per_epoch = 1 if batch_size is None else _per_epoch(objective, carry[1].shape[0], batch_size)
+
     def unfinished(carry: tuple) -> Array:
         return (carry[0].count < until) & (carry[3] == _RUNNING)
 
@@ -249,7 +258,7 @@ def _run(
     reuse = rule.guard.looks and not rule.points.random and batch_size is None and objective.kind != "batch"
 
     def body(carry: tuple) -> tuple:
-        state, order, trace, _, measured = carry
+        state, order, trace, _, streak, measured = carry
         if batch_size is None:
             batch = data
         else:
@@ -257,33 +266,34 @@ def _run(
         now = jax.random.fold_in(step_key, state.count)
         new, info, measured = rule.advance(objective, state, batch, now, diagnose=diagnose, measured=measured)
         good = info.finite & info.inside
-        code = _code(info, tolerance, diagnose)
+        # One mini-batch may have little to say: all of an epoch's must be below the tolerance in a row.
+        streak = jnp.asarray(jnp.where(info.decrement <= tolerance, streak + 1, 0)) if diagnose else streak
+        code = _code(info, streak >= per_epoch)
         place = state.count - first
         trace = {name: values.at[place].set(getattr(info, name)) for name, values in trace.items()}
         state = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, state)
-        return state, order, trace, code, measured if reuse else None
+        return state, order, trace, code, streak, measured if reuse else None
 
     measured = rule.measure(objective, carry[0].q, data, carry[0].aux, None) if reuse else None
-    return jax.lax.while_loop(unfinished, body, (*carry, measured))[:4]
+    return jax.lax.while_loop(unfinished, body, (*carry, measured))[:5]
 
 
 def run(rule: Rule, objective: Objective, state: State, data: PyTree, key: Any, steps: int, tolerance: Any) -> State:
     """Full-batch steps from a state, until converged or at most `steps`: `fit` for use inside a trace."""
-    carry = (state, jnp.zeros(0, int), _empty_trace(steps, True), 0)
+    carry = (state, jnp.zeros(0, int), _empty_trace(steps, True), 0, 0)
     until = state.count + steps
     return _run(rule, objective, data, key, tolerance, state.count, until, carry, batch_size=None, diagnose=True)[0]
 
 
-def _code(info: Info, tolerance: Any, diagnose: bool) -> Array:
-    done = info.decrement <= tolerance if diagnose else False
+def _code(info: Info, done: Any) -> Array:
     left = jnp.where(info.fraction == 0, _STALLED, _OUTSIDE)
     ended = jnp.where(done, _CONVERGED, jnp.where(info.inside, _RUNNING, left))
     return jnp.where(info.finite, ended, _NOT_FINITE)
 
 
 @jax.jit
-def _bound(rule: Rule, objective: Objective, q: Any, data: PyTree, key: Any) -> Array:
-    return rule.bound(objective, q, data, key)
+def _bound(rule: Rule, objective: Objective, state: State, data: PyTree, key: Any) -> Array:
+    return rule.bound(objective, state.q, data, key, aux=state.aux)
 
 
 class _Display:

@@ -18,8 +18,10 @@ _FITTING = {
 }
 
 
-def check(kind: type[Family], points: Points, curvature: Curvature, steps: Any, guard: Any) -> None:
-    """Raise unless these pieces make an algorithm for this kind of family."""
+def check(kind: type[Family], points: Points, curvature: Curvature, steps: Any, guard: Any, member: Any = None) -> None:
+    """Raise unless these pieces make an algorithm for this kind of family (and this member of it)."""
+    if isinstance(curvature, Reparameterized) and member is not None and not member.reparameterized:
+        raise ValueError(f"The samples of this {kind.__name__} are not all differentiable in λ: use Score() instead.")
     _check_points(points, curvature)
     abstract = kind in (Family, ExponentialFamily, GaussianFamily)
     if not abstract:
@@ -35,8 +37,18 @@ def check(kind: type[Family], points: Points, curvature: Curvature, steps: Any, 
             f"Retraction curves the step of a Gaussian's precision; {kind.__name__} has none to move that way. Use "
             "Backtracking() or NoGuard()."
         )
+    if steps.reverse and not _one_rate(steps):
+        raise ValueError("The reverse form steps in μ, where mean and precision move as one: give a single rate.")
+    if not abstract and not issubclass(kind, GaussianFamily) and not _one_rate(steps):
+        raise ValueError(f"Rates(mean, precision) are for a Gaussian's two parts; a {kind.__name__} takes one rate.")
     if isinstance(guard, Retraction) and steps.reverse:
         raise ValueError("Retraction is for steps in λ: with reverse=True use Backtracking() or NoGuard().")
+
+
+def _one_rate(steps: Any) -> bool:
+    mean, precision = steps.rates.mean, steps.rates.precision
+    plain = isinstance(mean, float | int) and isinstance(precision, float | int)
+    return mean is precision or (plain and mean == precision)
 
 
 def _check_points(points: Points, curvature: Curvature) -> None:

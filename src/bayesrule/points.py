@@ -119,7 +119,10 @@ class Quadrature(Points):
         noise, weights = _grid(self.order, center.shape[1])
         noise = noise.astype(center.dtype)
         if center.shape[1] == 1:
-            return center + jnp.sqrt(covariance[:, 0]) * noise[:, None, :], weights
+            # An output that does not vary (x = 0) has no derivative of its spread, rather than an infinite one.
+            varies = covariance[:, 0] > 0
+            spread = jnp.where(varies, jnp.sqrt(jnp.asarray(jnp.where(varies, covariance[:, 0], 1.0))), 0.0)
+            return center + spread * noise[:, None, :], weights
         factor = _factor(covariance)
         return center + jnp.einsum("bkl,sl->sbk", factor, noise), weights
 
@@ -166,4 +169,9 @@ class Enumeration(Points):
 
     def at(self, q: Any, key: Any) -> PointSet:
         theta = q.support()
-        return PointSet(theta, jnp.exp(q.log_prob(theta)))
+        weights = jnp.exp(q.log_prob(theta))
+        if weights.ndim != 1:
+            raise ValueError(
+                f"Enumeration() lists one distribution's values, and this {type(q).__name__} is a batch: vmap."
+            )
+        return PointSet(theta, weights)

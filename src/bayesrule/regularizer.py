@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,14 +14,16 @@ from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from .families.base import ExponentialFamily, Family
-from .families.structure import GaussianFamily, ravel, unravel
+from .families.product import Product
+from .families.structure import GaussianFamily, ravel, slope_diagonal, unravel
 
 
 class Regularizer(eqx.Module):
     """R(θ) and what the rule asks of it."""
 
-    normalized: ClassVar[bool] = True
-    """Whether exp(−R) is a density, so that a bound is a bound on the log evidence."""
+    def normalized(self, q: Any) -> bool:
+        """Whether exp(−R) is a density whose E_q R is exact, so that a bound is one on the log evidence."""
+        return True
 
     @abstractmethod
     def at_mean(self, q: Any) -> Array:
@@ -39,7 +41,8 @@ class Regularizer(eqx.Module):
 class Flat(Regularizer):
     """R = 0: a flat, improper prior."""
 
-    normalized: ClassVar[bool] = False
+    def normalized(self, q: Any) -> bool:
+        return False
 
     def at_mean(self, q: Any) -> Array:
         return jnp.zeros(())
@@ -84,19 +87,29 @@ class Prior(Regularizer):
     def at_mean(self, q: Any) -> Array:
         return -jnp.sum(self.family.log_prob(_gaussian(q).mean))
 
+    def normalized(self, q: Any) -> bool:
+        return isinstance(self.family, GaussianFamily) or not isinstance(q, GaussianFamily)
+
+    def _as_function(self) -> Penalty:
+        prior = self.family
+        return Penalty(lambda theta: -jnp.sum(prior.log_prob(theta)))
+
     def expected(self, q: Any) -> Array:
         if isinstance(q, GaussianFamily) and not isinstance(self.family, GaussianFamily):
-            return self.at_mean(q)
+            return self._as_function().expected(q)
         return jnp.sum(self._same(q).cross_entropy(self.family))
 
     def derivatives(self, q: Any) -> tuple[PyTree, Any]:
-        prior = self.family
+        prior: Any = self.family
+        if isinstance(q, GaussianFamily) and not isinstance(self.family, GaussianFamily):
+            return self._as_function().derivatives(q)
+        q = self._same(q)
         if isinstance(q, GaussianFamily):
-            if not isinstance(prior, GaussianFamily):
-                return Penalty(lambda theta: -jnp.sum(prior.log_prob(theta))).derivatives(q)
             gradient = prior.times(jax.tree.map(jnp.subtract, q.mean, prior.mean))
             return gradient, prior.prior_curvature(q.structure, q.mean)
-        q = self._same(q)
+        if isinstance(q, Product):  # block by block, each in its own terms
+            parts = {name: Prior(prior.blocks[name]).derivatives(block) for name, block in q.blocks.items()}
+            return {name: part[0] for name, part in parts.items()}, {name: part[1] for name, part in parts.items()}
         # −log p = −⟨λ₀, T⟩ − log h + A(λ₀): the gradient in μ is −λ₀, less h's where h is not constant.
         gradient = jax.tree.map(jnp.negative, prior.natural())
         if not q.constant_base():
@@ -106,6 +119,12 @@ class Prior(Regularizer):
 
     def _same(self, q: Any) -> Any:
         if isinstance(q, GaussianFamily) and isinstance(self.family, GaussianFamily):
+            shapes = [[leaf.shape for leaf in jax.tree.leaves(family.mean)] for family in (self.family, q)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(
+                    f"The prior is over shapes {shapes[0]} and q over {shapes[1]}: give a prior of the parameters' own "
+                    "shape, or regularizer=δ for N(0, 1/δ) on every entry."
+                )
             return q
         if type(q) is not type(self.family):
             raise ValueError(
@@ -118,26 +137,31 @@ class Prior(Regularizer):
 class Penalty(Regularizer):
     """Any function R(θ): an unnormalised regularizer, so bounds hold up to a constant."""
 
-    normalized: ClassVar[bool] = False
     function: Callable[[PyTree], Any] = eqx.field(static=True)
+
+    def normalized(self, q: Any) -> bool:
+        return False
 
     def at_mean(self, q: Any) -> Array:
         return jnp.asarray(self.function(_gaussian(q).mean))
 
     def expected(self, q: Any) -> Array:
-        return self.at_mean(q)
+        """R(m) + ½tr(∇²R(m) S⁻¹), of which the step's gradient and curvature are the derivatives."""
+        curvature = self.derivatives(q)[1]
+        return self.at_mean(q) + (0.0 if curvature is None else 0.5 * q.trace(curvature))
 
     def derivatives(self, q: Any) -> tuple[PyTree, Any]:
         q = _gaussian(q)
         gradient = jax.grad(self.function)(q.mean)
-        if q.structure.name == "none":
-            return gradient, None
-        flat = ravel(q.mean)
 
         def slope(vector: Array) -> Array:
             return ravel(jax.grad(self.function)(unravel(vector, q.mean)))
 
-        return gradient, q.structure.of_matrix(jax.jacfwd(slope)(flat), q.mean)
+        if q.structure.name == "none":
+            return gradient, None
+        if q.structure.name == "diagonal":
+            return gradient, unravel(slope_diagonal(slope, ravel(q.mean)), q.mean)
+        return gradient, q.structure.of_matrix(jax.jacfwd(slope)(ravel(q.mean)), q.mean)
 
 
 def _gaussian(q: Any) -> Any:
@@ -154,6 +178,8 @@ def as_regularizer(regularizer: Any, prior: Any) -> Regularizer:
     if regularizer is not None and prior is not None:
         raise ValueError("Give either prior= (a family) or regularizer= (a number or a function), not both.")
     if prior is not None:
+        if isinstance(prior, dict) and prior and all(isinstance(block, Family) for block in prior.values()):
+            prior = Product(prior)
         if not isinstance(prior, Family):
             raise ValueError(
                 f"prior= takes a family such as DiagonalGaussian(zeros, ones), got {type(prior).__name__}. A "

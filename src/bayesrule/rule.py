@@ -100,17 +100,20 @@ class Rule(eqx.Module):
             raise ValueError(f"A rule has no piece {sorted(unknown)}; its pieces are {sorted(known)}.")
         mine = {name: getattr(self, name) for name in known}
         if "name" not in pieces:
-            changed = ", ".join(f"{name}={piece}" for name, piece in pieces.items() if name != "section")
+            # The steps' numbers stay out of the name: it is static, and a sweep over them must not recompile.
+            said = {name: "…" if name == "steps" else piece for name, piece in pieces.items() if name != "section"}
+            changed = ", ".join(f"{name}={piece}" for name, piece in said.items())
             mine["name"] = f"{self.name}, {changed}" if " with " in self.name else f"{self.name} with {changed}"
         return Rule(**(mine | pieces))
 
     def init(self, params: PyTree, objective: Any = None) -> State:
         """The state to start from: `params` is a member of the family, or bare parameters."""
         q = self.family.start(params)
-        check(type(q), self.points, self.curvature, self.steps, self.guard)
+        check(type(q), self.points, self.curvature, self.steps, self.guard, q)
         average = None
         if self.steps.average is not None:
-            like = q.mean if isinstance(q, GaussianFamily) else q.natural()  # type: ignore[attr-defined]
+            zero = None if isinstance(q, GaussianFamily) else jax.tree.map(jnp.zeros_like, q.natural())  # type: ignore[attr-defined]
+            like = q.mean if zero is None else q.derivatives(zero)[0]  # type: ignore[attr-defined]
             average = jax.tree.map(jnp.zeros_like, like)
         aux = None if objective is None else as_objective(objective).aux
         if self.steps.lazy:
@@ -143,6 +146,7 @@ class Rule(eqx.Module):
         """
         objective = as_objective(objective)
         q = state.q
+        self._check_state(objective, state)
         if measured is None:
             measured = self.measure(objective, q, batch, state.aux, key)
         step, average = self.formed(objective, state, measured)
@@ -168,17 +172,27 @@ class Rule(eqx.Module):
         previous = q if self.steps.momentum is not None else state.previous
         after = State(taken.q, state.count + 1, previous, average, measured.aux)
         kept = dataclasses.replace(state, count=after.count)
-        after = jax.tree.map(lambda new, old: jnp.where(finite, new, old), after, kept)
+        taken_at_all = finite & (taken.fraction > 0)
+        after = jax.tree.map(lambda new, old: jnp.where(taken_at_all, new, old), after, kept)
         rate = step.rate * taken.fraction
         info = Info(value, rate, taken.acted, taken.fraction, finite, taken.inside, bound, decrement)
         return after, info, taken.measured
 
-    def bound(self, objective: Any, q: Any, batch: PyTree = None, key: Any = None) -> Array:
+    def bound(self, objective: Any, q: Any, batch: PyTree = None, key: Any = None, *, aux: PyTree = None) -> Array:
         """The evidence lower bound at q, as this rule's points and curvature see it."""
         objective = as_objective(objective)
         state = self.init(q, objective)
+        state = state if aux is None else dataclasses.replace(state, aux=aux)
         measured = self.measure(objective, q, batch, state.aux, key)
         return self._bound(objective, q, measured, self.formed(objective, state, measured)[0])
+
+    def _check_state(self, objective: Objective, state: State) -> None:
+        if (self.steps.momentum is not None or self.steps.lazy) and state.previous is None:
+            raise ValueError("This state was made by a rule without momentum: start again with rule.init(state.q).")
+        if self.steps.average is not None and state.average is None:
+            raise ValueError("This state was made by a rule without averaging: start again with rule.init(state.q).")
+        if objective.aux is not None and state.aux is None:
+            raise ValueError("This objective carries aux along: make the state with rule.init(params, objective).")
 
     def formed(self, objective: Objective, state: State, measured: Measured) -> tuple[Step, PyTree]:
         """The step: the data's derivatives and the regularizer's, averaged, with their rates."""
@@ -190,7 +204,7 @@ class Rule(eqx.Module):
         if added_gradient is not None:
             gradient = jax.tree.map(jnp.add, gradient, added_gradient)
         if added_curvature is not None and curvature is not None:
-            curvature = state.q.structure.add(curvature, added_curvature)
+            curvature = state.q.added(curvature, added_curvature)
         if steps.average is not None and steps.average.over == "total":
             average, gradient = steps.average.updated(average, gradient, count)
         step = Step(

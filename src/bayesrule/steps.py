@@ -153,9 +153,8 @@ class Steps(eqx.Module):
 
     def __str__(self) -> str:
         mean, precision = self.rates.mean, self.rates.precision
-        said = [
-            f"ρ = {mean}" if mean is precision or mean == precision else f"ρ = {mean} (mean), {precision} (precision)"
-        ]
+        same = mean is precision or (isinstance(mean, float | int) and mean == precision)
+        said = [f"ρ = {mean}" if same else f"ρ = {mean} (mean), {precision} (precision)"]
         if not isinstance(self.temperature, float | int) or self.temperature != 1.0:
             said.append(f"τ = {self.temperature}")
         if self.momentum is not None:

@@ -129,3 +129,32 @@ def test_online_newton_step():
         theta = theta - np.linalg.solve(matrix, slope) / gamma
         np.testing.assert_allclose(q.precision[t], matrix, rtol=1e-9)
         np.testing.assert_allclose(q.mean[t], theta, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_weights_that_vanish_do_no_harm(dtype):
+    """500 rounds, the last expert the worst by far: logits far past where its probability underflows."""
+    losses = jax.random.uniform(jax.random.key(3), (500, 4), dtype) * jnp.array([0.2, 1.0, 1.0, 1.0], dtype)
+    losses = losses.at[:, 3].set(1.0)
+    q = run(blr.exponential_weights(1.0), EXPERT, blr.Categorical(jnp.zeros(4, dtype)), losses)
+    sums = jnp.cumsum(losses.astype(float), axis=0)
+    expected = sums[:, 3:] - sums[:, :3]
+    assert q.natural().dtype == dtype
+    np.testing.assert_allclose(q.natural(), expected, rtol=2e-5 if dtype == jnp.float32 else 1e-12)
+
+
+def test_signs_that_are_all_but_certain():
+    """A Bernoulli at λ = 60 still takes its exact gradient by enumeration."""
+    rule = blr.exponential_weights(0.5).replace(family=blr.Bernoulli)
+    start = jnp.array([60.0, -60.0, 0.0], jnp.float32)
+    state, info = rule.step(
+        lambda theta: theta @ jnp.array([1.0, 2.0, 3.0], jnp.float32), rule.init(blr.Bernoulli(start))
+    )
+    assert info.finite
+    np.testing.assert_allclose(state.q.natural(), start - 0.5 * np.array([1.0, 2.0, 3.0]), rtol=1e-6)
+
+
+def test_a_batch_of_experts_is_for_vmap():
+    rule = blr.exponential_weights(0.5)
+    with pytest.raises(ValueError, match="vmap"):
+        rule.step(EXPERT, rule.init(blr.Categorical(jnp.zeros((2, 3)))), jnp.ones((1, 3)))

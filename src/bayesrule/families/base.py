@@ -41,6 +41,10 @@ class Family(eqx.Module):
     def moved(self, step: Step) -> Self:
         """q after one step of the rule: the only place where coordinates change."""
 
+    def added(self, first: Any, second: Any) -> Any:
+        """The sum of two curvatures in this family's terms; None where it takes none."""
+        return None
+
     @abstractmethod
     def inside(self) -> Bool[Array, "..."]:
         """Whether the parameters lie in the open set Ω where q is a distribution."""
@@ -138,6 +142,13 @@ class ExponentialFamily(Family):
         """F(λ)⁻¹ ∇_λ of any scalar function of q, such as q ↦ E_q f: the gradient in μ."""
         gradient = jax.grad(lambda natural: jnp.sum(expected(self.with_natural(natural))))(self.natural())
         return self.raised(self._symmetric(gradient))
+
+    def enumerated_gradient(self, values: Float[Array, " S"], theta: PyTree) -> PyTree:
+        """∇_μ E_q f from the values of f at every θ of a small discrete support: F(λ)⁻¹Cov_q(T, f)."""
+        weights = jnp.exp(self.log_prob(theta))
+        advantage = weights * (values - jnp.sum(weights * values))
+        covariance = jax.tree.map(lambda t: jnp.tensordot(advantage, t, axes=1), self.statistics(theta))
+        return self.raised(covariance)
 
     # Density, entropy, divergence.
 

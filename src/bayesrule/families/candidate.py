@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from .base import Family
+from .lowrank import LowRankGaussian
 from .product import Product
 from .structure import GaussianFamily
 
@@ -34,6 +35,10 @@ class Candidate(eqx.Module):
         if not issubclass(self.kind, GaussianFamily):
             raise ValueError(
                 f"Bare parameters do not say which {self.kind.__name__} to start from: pass a member of the family."
+            )
+        if issubclass(self.kind, LowRankGaussian):
+            raise ValueError(
+                "Bare parameters do not say the rank: start from a LowRankGaussian(params, diagonal, factor)."
             )
         if any(jnp.iscomplexobj(leaf) for leaf in jax.tree.leaves(given)):
             raise ValueError("Parameters must be real: split complex ones into real and imaginary parts.")

@@ -72,6 +72,17 @@ class Bernoulli(ExponentialFamily):
         # The Fisher is the diagonal 1 − tanh²λ; θ may be a network, so it is never formed.
         return jax.tree.map(lambda c, x: c * jnp.cosh(x) ** 2, covector, self.parameter)
 
+    def enumerated_gradient(self, values: Float[Array, " S"], theta: PyTree) -> PyTree:
+        """½(E[f | θ_j = 1] − E[f | θ_j = −1]): no division by a probability, however small."""
+        log_prob = self.log_prob(theta)
+
+        def leaf(signs: Array) -> Array:
+            weights = log_prob.reshape((-1,) + (1,) * (signs.ndim - 1))
+            up, down = (jax.nn.softmax(jnp.where(signs == s, weights, -jnp.inf), axis=0) for s in (1, -1))
+            return 0.5 * jnp.tensordot(values, up - down, axes=1)
+
+        return jax.tree.map(leaf, theta)
+
     def inside(self, natural: PyTree | None = None) -> Bool[Array, ""]:
         leaves = jax.tree.leaves(self.parameter if natural is None else natural)
         return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]))
@@ -149,6 +160,10 @@ class Categorical(ExponentialFamily):
         # F = diag(p) − ppᵀ over k < K, so F⁻¹ = diag(1/p) + 11ᵀ/p_K.
         p = self.probabilities
         return covector / p[..., :-1] + covector.sum(-1, keepdims=True) / p[..., -1:]
+
+    def enumerated_gradient(self, values: Float[Array, " K"], theta: PyTree) -> Float[Array, " K-1"]:
+        """f_k − f_K: E_q f = Σ_k p_k f_k is linear in μ, so no probability is divided by."""
+        return (values[:-1] - values[-1]).astype(self.logits.dtype)
 
     def inside(self, natural: Float[Array, "... K-1"] | None = None) -> Bool[Array, "..."]:
         return jnp.all(jnp.isfinite(self.natural() if natural is None else natural), axis=-1)

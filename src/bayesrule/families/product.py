@@ -152,6 +152,9 @@ class Product(ExponentialFamily):
             for name in self.blocks
         }
 
+    def added(self, first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+        return self._each("added", first, second)
+
     def natural_step(self, step: Step) -> dict[str, PyTree]:
         return self._each("natural_step", self._steps(step))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -34,6 +35,16 @@ def unravel(vector: Float[Array, "... P"], like: PyTree, lead: int = 0) -> PyTre
         parts.append(part.reshape(vector.shape[:-1] + shape).astype(leaf.dtype))
         start += size
     return jax.tree.unflatten(treedef, parts)
+
+
+def slope_diagonal(slope: Callable[[Array], Array], at: Array) -> Array:
+    """∂slope_j/∂θ_j for every j, one at a time: P directional derivatives and no P×P matrix."""
+
+    def one(j: Array) -> Array:
+        tangent = jnp.zeros_like(at).at[j].set(1)
+        return jax.jvp(slope, (at,), (tangent,))[1][j]
+
+    return jax.lax.map(one, jnp.arange(at.size), batch_size=min(64, max(1, at.size)))
 
 
 class Structure:
@@ -198,6 +209,9 @@ class GaussianFamily(Family):
     @abstractmethod
     def prior_trace(self, other: GaussianFamily) -> Float[Array, "..."]:
         """tr(S C) with the covariance C of another Gaussian."""
+
+    def added(self, first: Any, second: Any) -> Any:
+        return self.structure.add(first, second)
 
     @property
     def noise_size(self) -> int:
