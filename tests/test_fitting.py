@@ -280,13 +280,17 @@ def test_ctrl_c_for_real():
     child = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, env=environment, text=True
     )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "ready\n"
-    with pytest.raises(subprocess.TimeoutExpired):
-        child.wait(3)
-    child.send_signal(signal.SIGINT)
-    assert child.communicate(timeout=60)[0] == "interrupted\n"
-    assert child.returncode == 0
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+        with pytest.raises(subprocess.TimeoutExpired):
+            child.wait(3)
+        child.send_signal(signal.SIGINT)
+        assert child.communicate(timeout=60)[0] == "interrupted\n"
+        assert child.returncode == 0
+    finally:
+        child.kill()
+        child.communicate()
 
 
 def test_progress_without_a_terminal(capsys):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Callable
 from functools import cache, partial
@@ -139,7 +141,7 @@ def fit(
         return Result(state, reason, trace, key, objective.regularizer.normalized(state.q), bound)
 
     reason, done, size = "steps", first, min(steps, 16)
-    with _Display(progress, steps) as display:
+    with _Display(progress, steps) as display, _Interrupt() as interrupt:
         try:
             while done < last:
                 began = time.perf_counter()
@@ -152,6 +154,9 @@ def fit(
                     result(carry, _REASONS[code], whole=False).save(checkpoint)
                 if code != _RUNNING:
                     reason = _REASONS[code]
+                    break
+                if interrupt.asked:
+                    reason = "interrupted"
                     break
                 if time.perf_counter() - began < _CHUNK_SECONDS:
                     size *= 2
@@ -294,6 +299,28 @@ def _code(info: Info, done: Any) -> Array:
 @jax.jit
 def _bound(rule: Rule, objective: Objective, state: State, data: PyTree, key: Any) -> Array:
     return rule.bound(objective, state.q, data, key, aux=state.aux)
+
+
+class _Interrupt:
+    """Ctrl-C as a request that the loop reads between two chunks, so that none is torn; the second one is at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+
+    def __enter__(self) -> _Interrupt:
+        self.main = threading.current_thread() is threading.main_thread()
+        if self.main:
+            self.before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def _ask(self, number: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def __exit__(self, *_: object) -> None:
+        if self.main:
+            signal.signal(signal.SIGINT, self.before)
 
 
 class _Display:

@@ -9,6 +9,7 @@ from .families.base import ExponentialFamily, Family
 from .families.structure import GaussianFamily
 from .guards import Retraction
 from .points import Delta, Enumeration, Exact, MonteCarlo, Points
+from .steps import Scheduled
 
 _FITTING = {
     "none": "Gradient()",
@@ -47,8 +48,11 @@ def check(kind: type[Family], points: Points, curvature: Curvature, steps: Any, 
 
 def _one_rate(steps: Any) -> bool:
     mean, precision = steps.rates.mean, steps.rates.precision
+    if isinstance(mean, Scheduled) or isinstance(precision, Scheduled):
+        return getattr(mean, "schedule", mean) is getattr(precision, "schedule", precision)
+    # Traced numbers cannot be compared; they were when the rule was built.
     plain = isinstance(mean, float | int) and isinstance(precision, float | int)
-    return mean is precision or (plain and mean == precision)
+    return not plain or mean == precision
 
 
 def _check_points(points: Points, curvature: Curvature) -> None:
