@@ -108,16 +108,14 @@ class Rule(eqx.Module):
 
     def init(self, params: PyTree, objective: Any = None) -> State:
         """The state to start from: `params` is a member of the family, or bare parameters."""
-        q = self.family.start(params)
+        q: Any = self.family.start(params)
         check(type(q), self.points, self.curvature, self.steps, self.guard, q)
         average = None
         if self.steps.average is not None:
-            zero = None if isinstance(q, GaussianFamily) else jax.tree.map(jnp.zeros_like, q.natural())  # type: ignore[attr-defined]
-            like = q.mean if zero is None else q.derivatives(zero)[0]  # type: ignore[attr-defined]
-            average = jax.tree.map(jnp.zeros_like, like)
+            average = jax.tree.map(jnp.zeros_like, _gradient_like(q))
         aux = None if objective is None else as_objective(objective).aux
         if self.steps.lazy:
-            average = jax.tree.map(jnp.zeros_like, q.natural())  # type: ignore[attr-defined]
+            average = jax.tree.map(jnp.zeros_like, q.natural())
         previous = q if self.steps.lazy or self.steps.momentum is not None else None
         return State(q, jnp.zeros((), int), previous, average, aux)
 
@@ -260,6 +258,11 @@ class Rule(eqx.Module):
         return "\n".join([f"{self.name}{where}", *lines, f"  {'update':<10} {kind.update}"])
 
     __repr__ = __str__
+
+
+def _gradient_like(q: Any) -> PyTree:
+    """A tree of the shapes that a step's gradient has for this q."""
+    return q.mean if isinstance(q, GaussianFamily) else q.derivatives(q.natural())[0]
 
 
 def _all_finite(tree: PyTree) -> Array:

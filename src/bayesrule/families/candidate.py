@@ -42,7 +42,7 @@ class Candidate(eqx.Module):
             )
         if any(jnp.iscomplexobj(leaf) for leaf in jax.tree.leaves(given)):
             raise ValueError("Parameters must be real: split complex ones into real and imaginary parts.")
-        return self.kind(given, self.precision)  # type: ignore[call-arg]  # every Gaussian takes (mean, precision)
+        return self.kind(given, self.precision)  # type: ignore[call-arg]  # the others take (mean, precision)
 
     def __repr__(self) -> str:
         return self.kind.__name__
