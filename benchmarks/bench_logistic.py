@@ -170,7 +170,7 @@ def main(data=None):
         start = blr.Gaussian(jnp.zeros(x.shape[1]), 1.0)
         best = blr.fit(guarded.replace(steps=blr.Steps(0.6)), objective, start, arrays, steps=400, tolerance=1e-10)
         evaluate = jax.jit(
-            lambda m, c, o=objective, d=arrays: guarded.bound(o, blr.Gaussian(m, jnp.linalg.inv(c)), d)  # noqa: B023
+            lambda m, c, o=objective, d=arrays: guarded.bound(o, blr.Gaussian(m, jnp.linalg.inv(c)), d)  # noqa: B023  (guarded is the same in every turn)
         )
 
         def gap_of(m, c, best=best, evaluate=evaluate):

@@ -13,7 +13,7 @@ STEPPED = {
     "DiagonalGaussian": lambda m, s: blr.DiagonalGaussian(m, jnp.diag(s)),
 }
 POSITIVE = jnp.array([[2.0, 0.5, 0.0], [0.5, 1.0, 0.2], [0.0, 0.2, 0.7]])
-assess = lambda q: (jnp.zeros(()), None)  # noqa: E731
+assess = lambda q: (jnp.zeros(()), None)
 
 
 def random_step(key, rate, temperature=1.0):
@@ -137,7 +137,7 @@ def test_monotone_never_worsens_the_loss(points):
 
 def test_no_guard_leaves_the_domain_and_says_so():
     """The plain Newton step from a hilltop has S < 0: fit ends there with the last good state."""
-    hill = lambda x: jnp.sum(jnp.cos(x))  # noqa: E731
+    hill = lambda x: jnp.sum(jnp.cos(x))
     start = blr.Gaussian(jnp.array([2.9]), jnp.eye(1))
     rule = blr.newton().replace(guard=blr.NoGuard())
     result = blr.fit(rule, hill, start, steps=5)

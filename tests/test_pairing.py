@@ -160,7 +160,7 @@ def test_objectives_that_make_no_sense(make, message):
 
 def test_an_objective_needs_its_size():
     """STYLE's example of how an error should read, word for word."""
-    with pytest.raises(ValueError) as error:  # noqa: PT011
+    with pytest.raises(ValueError) as error:  # noqa: PT011  (the message is looked at below)
         blr.Objective(squared)
     assert str(error.value) == (
         "Objective needs size=N, the number of training examples: without it the posterior's width is "
@@ -215,7 +215,7 @@ def test_random_points_need_a_key():
 
 def test_priors_of_another_family():
     rule = blr.Rule(blr.Gamma, blr.Exact(), blr.Gradient(), blr.Steps(0.1))
-    loss = lambda m, e: m[0]  # noqa: E731
+    loss = lambda m, e: m[0]
     with pytest.raises(ValueError, match="same family"):
         rule.step(blr.Objective(loss, size=1, prior=blr.Beta(1.0, 1.0)), rule.init(blr.Gamma(1.0, 1.0)), jnp.zeros(1))
     with pytest.raises(ValueError, match="prior="):

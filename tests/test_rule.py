@@ -70,7 +70,7 @@ def test_a_sweep_over_rates_by_vmap():
     rates = jnp.array([0.1, 0.2, 0.4])
     close(jax.vmap(run)(rates), -rates[:, None] * jax.grad(bowl)(jnp.zeros(2)))
     rules = jax.vmap(blr.newton)(rates)
-    moved = lambda r: r.step(bowl, r.init(jnp.zeros(2)))[0].q.mean  # noqa: E731
+    moved = lambda r: r.step(bowl, r.init(jnp.zeros(2)))[0].q.mean
     for rate, end in zip(rates, jax.jit(jax.vmap(moved))(rules), strict=True):
         close(end, jax.jit(moved)(blr.newton(float(rate))))
 
@@ -263,7 +263,7 @@ def test_a_loss_that_is_not_a_number():
 
 def test_a_curvature_that_is_not_a_number():
     """|x|^1.5 has an infinite second derivative at 0: not finite, and q stays."""
-    kink = lambda x: jnp.sum(jnp.abs(x - 1.0) ** 1.5 + x)  # noqa: E731
+    kink = lambda x: jnp.sum(jnp.abs(x - 1.0) ** 1.5 + x)
     state = blr.newton().init(jnp.ones(1))
     after, info = blr.newton().step(kink, state)
     assert not info.finite
@@ -272,7 +272,7 @@ def test_a_curvature_that_is_not_a_number():
 
 
 def test_a_fit_that_meets_nan_ends_with_the_last_good_state():
-    loss = lambda x: jnp.where(jnp.sum(x) < 1.0, -jnp.sum(x), jnp.nan)  # noqa: E731
+    loss = lambda x: jnp.where(jnp.sum(x) < 1.0, -jnp.sum(x), jnp.nan)
     result = blr.fit(blr.gradient_descent(0.3), loss, jnp.zeros(1), steps=50)
     assert result.reason == "not finite"
     assert (result.steps, len(result.trace["objective"])) == (4, 5)

@@ -92,7 +92,7 @@ def _averaged(measure: Callable[[PyTree], Measured], spots: PointSet, structure:
         stack = jax.tree.map(lambda x: x[None], one.curvature)
         return dataclasses.replace(one, curvature=structure.average(stack, spots.weights))
     every = jax.vmap(measure)(spots.theta)
-    average = lambda tree: Structure().average(tree, spots.weights)  # noqa: E731
+    average = lambda tree: Structure().average(tree, spots.weights)
     curvature = structure.average(every.curvature, spots.weights)
     return Measured(average(every.value), average(every.gradient), curvature, average(every.aux))
 

@@ -209,7 +209,7 @@ def _batch(objective: Objective, data: PyTree, key: Any, order: Array, count: Ar
     ragged = objective.kind == "examples"
     per_epoch = _per_epoch(objective, rows, size)
     epoch, position = count // per_epoch, count % per_epoch
-    shuffle = lambda: jax.random.permutation(jax.random.fold_in(key, epoch), rows)  # noqa: E731
+    shuffle = lambda: jax.random.permutation(jax.random.fold_in(key, epoch), rows)
     # Only an epoch's first step shuffles; a resumed run starts in the middle of one and shuffles too.
     order = jax.lax.cond((position == 0) | (order[0] < 0), shuffle, lambda: order)
     place = position * size + jnp.arange(size)

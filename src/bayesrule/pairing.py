@@ -75,7 +75,7 @@ def _check_points(points: Points, curvature: Curvature) -> None:
 
 
 def _structure(kind: type[Family]) -> str | None:
-    return kind.structure.name if issubclass(kind, GaussianFamily) else None  # type: ignore[attr-defined]
+    return kind.structure.name if issubclass(kind, GaussianFamily) else None
 
 
 def _check_family(kind: type[Family], points: Points, curvature: Curvature) -> None:

@@ -80,7 +80,7 @@ def stream():
 def test_online_gradient_descent():
     """A fixed Gaussian and the delta method: x ← x − η_t ∇ℓ_t(x)."""
     x, y = stream()
-    schedule = lambda count: 0.3 / jnp.sqrt(count + 1.0)  # noqa: E731
+    schedule = lambda count: 0.3 / jnp.sqrt(count + 1.0)
     rule = blr.exponential_weights(schedule).replace(
         family=blr.FixedGaussian, points=blr.Delta(), curvature=blr.Gradient()
     )
@@ -93,7 +93,7 @@ def test_online_gradient_descent():
 
 def test_online_gradient_descent_greedy_and_lazy():
     """At a constant rate the same; lazily x_{t+1} = x₁ − η_t Σ ∇ℓ_s(x_s) with a decreasing one."""
-    schedule = lambda count: 0.3 / jnp.sqrt(count + 1.0)  # noqa: E731
+    schedule = lambda count: 0.3 / jnp.sqrt(count + 1.0)
     x, y = stream()
 
     def rule(rate, lazy):
