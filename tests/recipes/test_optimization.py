@@ -177,9 +177,10 @@ def test_without_derivatives(function, start, optimum, steps, within):
         raise AssertionError("the loss was differentiated")
 
     rule = derivative_free(0.05, 40)
-    result = blr.fit(rule, opaque, jnp.array(start), steps=steps, key=jax.random.key(1))
-    assert result.reason == "steps"
-    np.testing.assert_allclose(result.q.mean, optimum, atol=within)
+    for seed in range(6):
+        result = blr.fit(rule, opaque, jnp.array(start), steps=steps, key=jax.random.key(seed))
+        assert result.reason == "steps"
+        np.testing.assert_allclose(result.q.mean, optimum, atol=within, err_msg=f"seed {seed}")
 
 
 def amari():
