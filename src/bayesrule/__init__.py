@@ -9,17 +9,21 @@ from typing import Any
 # Where each public name lives. `__init__.pyi` says the same to type checkers; a test holds the two together.
 _MODULES = {
     "rule": "Rule State Info",
-    "objective": "Objective Weighted",
+    "objective": "Objective Weighted Microbatches",
     "points": "Delta MonteCarlo Quadrature Exact Enumeration",
-    "curvature": "Gradient Hessian HessianDiagonal GaussNewton GeneralizedGaussNewton SquaredGradient "
-    "Stein Reparameterized Score",
-    "steps": "Steps Rates GradientAverage",
-    "guards": "Backtracking Retraction NoGuard",
+    "relaxed": "Relaxed Sign Masks Each",
+    "curvature": "Gradient SquaredGradient Stein",
+    "hessians": "Hessian HessianDiagonal GaussNewton GeneralizedGaussNewton",
+    "score": "Reparameterized Score",
+    "steps": "Steps Rates GradientAverage Scaling",
+    "guards": "Backtracking Retraction NoGuard Boundary",
     "fitting": "fit Result load",
+    "prediction": "predict",
     "evidence": "empirical_bayes",
-    "families": "FixedGaussian DiagonalGaussian Gaussian LowRankGaussian Bernoulli Categorical Dirichlet "
+    "families": "SpikeSlab FixedGaussian DiagonalGaussian Gaussian LowRankGaussian Bernoulli Categorical Dirichlet "
     "Beta Gamma Wishart NormalGamma NormalWishart Poisson Product Family ExponentialFamily",
-    "recipes": "gradient_descent newton von conjugate laplace exponential_weights table",
+    "recipes": "sgd rmsprop adam dropout ogn oggn vogn voggn ivon slang straight_through bayesbinn "
+    "gradient_descent newton von conjugate laplace exponential_weights table",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 

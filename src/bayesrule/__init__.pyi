@@ -1,12 +1,6 @@
 """What `__init__.py` loads lazily, spelled out for type checkers."""
 
-from .curvature import GaussNewton as GaussNewton
-from .curvature import GeneralizedGaussNewton as GeneralizedGaussNewton
 from .curvature import Gradient as Gradient
-from .curvature import Hessian as Hessian
-from .curvature import HessianDiagonal as HessianDiagonal
-from .curvature import Reparameterized as Reparameterized
-from .curvature import Score as Score
 from .curvature import SquaredGradient as SquaredGradient
 from .curvature import Stein as Stein
 from .evidence import empirical_bayes as empirical_bayes
@@ -25,13 +19,20 @@ from .families import NormalGamma as NormalGamma
 from .families import NormalWishart as NormalWishart
 from .families import Poisson as Poisson
 from .families import Product as Product
+from .families import SpikeSlab as SpikeSlab
 from .families import Wishart as Wishart
 from .fitting import Result as Result
 from .fitting import fit as fit
 from .fitting import load as load
 from .guards import Backtracking as Backtracking
+from .guards import Boundary as Boundary
 from .guards import NoGuard as NoGuard
 from .guards import Retraction as Retraction
+from .hessians import GaussNewton as GaussNewton
+from .hessians import GeneralizedGaussNewton as GeneralizedGaussNewton
+from .hessians import Hessian as Hessian
+from .hessians import HessianDiagonal as HessianDiagonal
+from .objective import Microbatches as Microbatches
 from .objective import Objective as Objective
 from .objective import Weighted as Weighted
 from .points import Delta as Delta
@@ -39,18 +40,38 @@ from .points import Enumeration as Enumeration
 from .points import Exact as Exact
 from .points import MonteCarlo as MonteCarlo
 from .points import Quadrature as Quadrature
+from .prediction import predict as predict
+from .recipes import adam as adam
+from .recipes import bayesbinn as bayesbinn
 from .recipes import conjugate as conjugate
+from .recipes import dropout as dropout
 from .recipes import exponential_weights as exponential_weights
 from .recipes import gradient_descent as gradient_descent
+from .recipes import ivon as ivon
 from .recipes import laplace as laplace
 from .recipes import newton as newton
+from .recipes import oggn as oggn
+from .recipes import ogn as ogn
+from .recipes import rmsprop as rmsprop
+from .recipes import sgd as sgd
+from .recipes import slang as slang
+from .recipes import straight_through as straight_through
 from .recipes import table as table
+from .recipes import voggn as voggn
+from .recipes import vogn as vogn
 from .recipes import von as von
+from .relaxed import Each as Each
+from .relaxed import Masks as Masks
+from .relaxed import Relaxed as Relaxed
+from .relaxed import Sign as Sign
 from .rule import Info as Info
 from .rule import Rule as Rule
 from .rule import State as State
+from .score import Reparameterized as Reparameterized
+from .score import Score as Score
 from .steps import GradientAverage as GradientAverage
 from .steps import Rates as Rates
+from .steps import Scaling as Scaling
 from .steps import Steps as Steps
 
 __version__: str

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from .families.structure import GaussianFamily
-from .objective import Objective, Weighted, as_objective
+from .objective import Microbatches, Objective, Weighted, as_objective
 from .rule import Info, Rule, State
 from .saving import read, write
 
@@ -98,6 +98,7 @@ def fit(
     tolerance: float | None = None,
     progress: bool = False,
     checkpoint: str | Path | None = None,
+    microbatches: int = 1,
 ) -> Result:
     """Run the rule on an objective for a number of steps, or until the decrement is below `tolerance`.
 
@@ -106,8 +107,9 @@ def fit(
     step sees all of it, else mini-batches without replacement, shuffled anew each epoch, with the exact
     N/M for a ragged last one (a `from_batch` objective leaves the ragged rest of each epoch out, since
     its examples may not be independent). `tolerance` is in nats; with mini-batches it has to hold for a whole
-    epoch of them in a row. `checkpoint` is a file that is
-    rewritten as the fit goes on; `load` it and pass it as `start` to resume.
+    epoch of them in a row. `microbatches` measures each batch in that many parts, one after another, with the
+    memory of one. `checkpoint` is a file that is rewritten as the fit goes on; `load` it and pass it as `start` to
+    resume: the resumed run takes the same steps as an uncut one, bit for bit.
     """
     objective = as_objective(objective)
     if not isinstance(steps, int | np.integer) or steps < 0:
@@ -126,7 +128,7 @@ def fit(
     # A copy, because the loop gives its buffers away and the start belongs to the caller.
     state = jax.tree.map(jnp.array, start.state if resumed else rule.init(start, objective))
     diagnose = tolerance is not None or loader.batch_size is None
-    chunk = partial(_run, batch_size=loader.batch_size, diagnose=diagnose)
+    chunk = partial(_run, batch_size=loader.batch_size, diagnose=diagnose, microbatches=microbatches)
     first = int(state.count) if resumed else 0
     last = first + steps
     carry = (state, loader.first_order(), _empty_trace(steps, diagnose), 0, 0)
@@ -235,7 +237,7 @@ def _empty_trace(steps: int, diagnose: bool) -> dict[str, Any]:
     return {name: np.full(steps, np.nan, dtype) for name in names} | {"guard": np.zeros(steps, bool)}
 
 
-@partial(jax.jit, static_argnames=("batch_size", "diagnose"), donate_argnames="carry")
+@partial(jax.jit, static_argnames=("batch_size", "diagnose", "microbatches"), donate_argnames="carry")
 def _run(
     rule: Rule,
     objective: Objective,
@@ -248,10 +250,12 @@ def _run(
     *,
     batch_size: int | None,
     diagnose: bool,
+    microbatches: int = 1,
 ) -> tuple:
     """Steps until a count is reached or something ends the fit: one compiled loop, no Python per step."""
     shuffle_key, step_key = jax.random.split(key)
-    if batch_size is None and objective.linear and isinstance(carry[0].q, GaussianFamily):
+    parted = lambda batch: batch if microbatches == 1 else Microbatches(batch, microbatches)
+    if batch_size is None and microbatches == 1 and objective.linear and isinstance(carry[0].q, GaussianFamily):
         data = objective.linearized(carry[0].q.mean, data)  # once for all steps
 
     per_epoch = 1 if batch_size is None else _per_epoch(objective, carry[1].shape[0], batch_size)
@@ -269,7 +273,7 @@ def _run(
         else:
             batch, order = _batch(objective, data, shuffle_key, order, state.count, batch_size)
         now = jax.random.fold_in(step_key, state.count)
-        new, info, measured = rule.advance(objective, state, batch, now, diagnose=diagnose, measured=measured)
+        new, info, measured = rule.advance(objective, state, parted(batch), now, diagnose=diagnose, measured=measured)
         good = info.finite & info.inside
         # One mini-batch may have little to say: all of an epoch's must be below the tolerance in a row.
         streak = jnp.asarray(jnp.where(info.decrement <= tolerance, streak + 1, 0)) if diagnose else streak
@@ -279,7 +283,7 @@ def _run(
         state = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, state)
         return state, order, trace, code, streak, measured if reuse else None
 
-    measured = rule.measure(objective, carry[0].q, data, carry[0].aux, None) if reuse else None
+    measured = rule.measure(objective, carry[0].q, parted(data), carry[0].aux, None) if reuse else None
     return jax.lax.while_loop(unfinished, body, (*carry, measured))[:5]
 
 

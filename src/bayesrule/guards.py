@@ -65,6 +65,23 @@ class NoGuard(Guard):
         return Taken(new, jnp.ones(()), ~inside, inside)
 
 
+class Boundary(Guard):
+    """The plain step, which may touch the boundary of Ω: a precision of zero where nothing was ever seen.
+
+    For algorithms whose scaling is damped, so that their step is defined there too (Adam).
+    """
+
+    @property
+    def meaning(self) -> str:
+        return "the plain step; S may be 0 where no gradient was ever seen, the damping carries it"
+
+    def take(self, q: Any, step: Step, assess: Any, limit: Any) -> Taken:
+        new = q.moved(step)
+        finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(new) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        inside = jnp.all(jnp.stack(finite))
+        return Taken(new, jnp.ones(()), ~inside, inside)
+
+
 class Retraction(Guard):
     r"""A Gaussian's step on the manifold of positive-definite S, to second order.
 

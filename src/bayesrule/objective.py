@@ -26,6 +26,35 @@ class Weighted(eqx.Module):
     count: Any = None
 
 
+class Microbatches(eqx.Module):
+    """A batch that is measured in `count` equal parts, one after another: gradient accumulation.
+
+    The step is the same as on the whole batch at once (but for batch statistics, which see a part at a time), with
+    the memory of one part.
+    """
+
+    batch: PyTree
+    count: int = eqx.field(static=True)
+
+    def __check_init__(self) -> None:
+        rows = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(_bare(self.batch))}
+        if self.count < 1 or any(n % self.count for n in rows):
+            raise ValueError(f"A batch of {max(rows)} examples does not divide into {self.count} equal parts.")
+
+    def parts(self) -> PyTree:
+        """The parts, along a new leading axis."""
+        split = lambda x: jnp.reshape(x, (self.count, -1, *jnp.shape(x)[1:]))
+        if not isinstance(self.batch, Weighted):
+            return jax.tree.map(split, self.batch)
+        examples, weights = jax.tree.map(split, (self.batch.examples, self.batch.weights))
+        count = self.batch.weights.shape[0] if self.batch.count is None else self.batch.count
+        return Weighted(examples, weights, jnp.full(self.count, count / self.count))
+
+
+def _bare(batch: PyTree) -> PyTree:
+    return batch.examples if isinstance(batch, Weighted) else batch
+
+
 class Linearized(eqx.Module):
     """A batch whose outputs are linear in θ, with their Jacobian taken once: f = offset + Jθ."""
 
@@ -44,7 +73,8 @@ class Objective(eqx.Module):
     `loss(params, example)` is a scalar; with `output=apply` it is `loss(apply(params, x), y)` for
     examples `(x, y)`. Both see one example; batches have a leading axis. `size` is N. The prior is
     `regularizer=δ` (the Gaussian N(0, 1/δ)), `prior=` a family, or `regularizer=` any function of
-    the parameters. `linear=True` says that `apply` is linear (or affine) in the parameters.
+    the parameters. `linear=True` says that `apply` is linear (or affine) in the parameters. `compute=jnp.bfloat16`
+    hands the loss its parameters and examples in that precision; q, gradients and sums stay as they are.
 
     >>> import jax.numpy as jnp
     >>> objective = Objective(lambda w, e: 0.5 * (e[1] - e[0] @ w) ** 2, size=4, regularizer=1.0)
@@ -57,6 +87,7 @@ class Objective(eqx.Module):
     output: Callable[..., Any] | None = eqx.field(static=True)
     linear: bool = eqx.field(static=True)
     kind: str = eqx.field(static=True)
+    compute: Any = eqx.field(static=True)
     size: Any
     regularizer: Regularizer
     aux: PyTree
@@ -72,6 +103,7 @@ class Objective(eqx.Module):
         linear: bool = False,
         aux: PyTree = None,
         kind: str = "examples",
+        compute: Any = None,
     ):
         if not callable(loss):
             raise ValueError(f"Objective takes a function loss(params, example), got {type(loss).__name__}.")
@@ -83,6 +115,7 @@ class Objective(eqx.Module):
         if linear and output is None:
             raise ValueError("linear=True is said of output=apply: give the function that is linear in the parameters.")
         self.loss, self.output, self.linear, self.kind = loss, output, linear, kind
+        self.compute = None if compute is None else jnp.dtype(compute)
         self.size = _checked_size(size)
         self.regularizer = as_regularizer(regularizer, prior)
         self.aux = aux
@@ -95,13 +128,16 @@ class Objective(eqx.Module):
         aux: PyTree = None,
         regularizer: Any = None,
         prior: Any = None,
+        compute: Any = None,
     ) -> Objective:
         """An objective whose examples are not independent, or whose loss is random.
 
         `function(params, batch, aux, key)` returns one loss for each example of the batch and the new
         `aux` (batch statistics, say), which is kept in the rule's state and begins as `aux`.
         """
-        return Objective(function, size=size, regularizer=regularizer, prior=prior, aux=aux, kind="batch")
+        return Objective(
+            function, size=size, regularizer=regularizer, prior=prior, aux=aux, kind="batch", compute=compute
+        )
 
     @property
     def per_example(self) -> bool:
@@ -112,6 +148,7 @@ class Objective(eqx.Module):
 
     def examples(self, batch: PyTree) -> tuple[PyTree, Float[Array, " B"]]:
         """The examples, and what each one's loss is multiplied by: its weight times N/M."""
+        batch = batch.batch if isinstance(batch, Microbatches) else batch
         rows = self.rows(batch)
         if isinstance(batch, Linearized):
             batch = batch.batch
@@ -130,7 +167,7 @@ class Objective(eqx.Module):
 
     def rows(self, batch: PyTree) -> int:
         """How many examples the batch has."""
-        if isinstance(batch, Linearized):
+        if isinstance(batch, Linearized | Microbatches):
             batch = batch.batch
         if not isinstance(batch, Weighted):
             return _rows(batch)
@@ -145,21 +182,33 @@ class Objective(eqx.Module):
         """ℓ(θ, example) for each example, and the new aux."""
         if self.kind == "batch":
             # One step looks at the loss several times, with the same noise on purpose.
+            theta, examples = self._computed((theta, examples))
             values, aux = self.loss(theta, examples, aux, None if key is None else jax.random.clone(key))
             rows = _rows(examples)
             if jnp.shape(values) != (rows,):
                 raise ValueError(
                     f"A from_batch loss returns one number for each example, shape ({rows},), got {jnp.shape(values)}."
                 )
-            return values, aux
+            return self._kept(values), aux
         return jax.vmap(lambda example: self.example_loss(theta, example))(examples), aux
 
     def example_loss(self, theta: PyTree, example: PyTree) -> Array:
         """ℓ(θ, example) for one example."""
+        theta, example = self._computed((theta, example))
         if self.output is not None:
             x, y = example
-            return _scalar(self.loss(self.output(theta, x), y), "loss(output, y)")
-        return _scalar(self.loss(theta, example), "loss(params, example)")
+            return self._kept(_scalar(self.loss(self.output(theta, x), y), "loss(output, y)"))
+        return self._kept(_scalar(self.loss(theta, example), "loss(params, example)"))
+
+    def _computed(self, tree: PyTree) -> PyTree:
+        """What the loss is handed, in the precision that it computes in."""
+        if self.compute is None:
+            return tree
+        real = lambda x: jnp.issubdtype(jnp.result_type(x), jnp.floating)
+        return jax.tree.map(lambda x: jnp.asarray(x, self.compute) if real(x) else x, tree)
+
+    def _kept(self, values: Array) -> Array:
+        return values if self.compute is None else values.astype(jnp.promote_types(values.dtype, jnp.float32))
 
     def data(self, theta: PyTree, batch: PyTree = None, aux: PyTree = None, key: Any = None) -> tuple[Array, PyTree]:
         """Σᵢ ℓ(θ, exampleᵢ), estimated from the batch, and the new aux. R is not in it."""
@@ -175,17 +224,19 @@ class Objective(eqx.Module):
     def outputs(self, theta: PyTree, examples: PyTree) -> Float[Array, "B K"]:
         """apply(θ, x) for each example, each ravelled."""
         apply = self._apply()
-        return jax.vmap(lambda x: jnp.ravel(apply(theta, x)))(examples[0])
+        return jax.vmap(lambda x: self._kept(jnp.ravel(apply(*self._computed((theta, x))))))(examples[0])
 
     def jacobians(self, theta: PyTree, examples: PyTree) -> PyTree:
         """∂apply(θ, x)/∂θ for each example: leaves (B, K, *leaf)."""
         apply = self._apply()
-        return jax.vmap(lambda x: jax.jacrev(lambda t: jnp.ravel(apply(t, x)))(theta))(examples[0])
+        ravelled = lambda t, x: self._kept(jnp.ravel(apply(*self._computed((t, x)))))
+        return jax.vmap(lambda x: jax.jacrev(lambda t: ravelled(t, x))(theta))(examples[0])
 
     def linearized(self, theta: PyTree, batch: PyTree) -> Linearized:
         """The batch with its outputs' Jacobian, for `linear` objectives: θ gives only the shapes."""
         if isinstance(batch, Linearized):
             return batch
+        batch = batch.batch if isinstance(batch, Microbatches) else batch
         examples, _ = self.examples(batch)
         zero = jax.tree.map(jnp.zeros_like, theta)
         return Linearized(batch, self.jacobians(zero, examples), self.outputs(zero, examples))
@@ -243,4 +294,4 @@ def _scalar(value: Any, what: str) -> Array:
     return jnp.asarray(value)
 
 
-__all__ = ["Flat", "Objective", "Weighted", "as_objective"]
+__all__ = ["Flat", "Microbatches", "Objective", "Weighted", "as_objective"]

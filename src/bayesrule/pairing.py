@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from .curvature import Curvature, Gradient, Reparameterized, Score, Stein
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+
+from .curvature import Curvature, Gradient, Stein
 from .families.base import ExponentialFamily, Family
+from .families.candidate import Candidate
+from .families.discrete import Bernoulli
+from .families.product import Product
+from .families.spike_slab import SpikeSlab
 from .families.structure import GaussianFamily
 from .guards import Retraction
 from .points import Delta, Enumeration, Exact, MonteCarlo, Points
+from .relaxed import Each, Masks, Relaxed, Sign
+from .score import Reparameterized, Score
 from .steps import Scheduled
 
 _FITTING = {
@@ -19,31 +29,51 @@ _FITTING = {
 }
 
 
-def check(kind: type[Family], points: Points, curvature: Curvature, steps: Any, guard: Any, member: Any = None) -> None:
+def check(family: Candidate, points: Points, curvature: Curvature, steps: Any, guard: Any, member: Any = None) -> None:
     """Raise unless these pieces make an algorithm for this kind of family (and this member of it)."""
+    kind = family.kind if member is None else type(member)
+    structure = family.structure if member is None else _structure(member)
     if isinstance(curvature, Reparameterized) and member is not None and not member.reparameterized:
         raise ValueError(f"The samples of this {kind.__name__} are not all differentiable in λ: use Score() instead.")
     _check_points(points, curvature)
     abstract = kind in (Family, ExponentialFamily, GaussianFamily)
     if not abstract:
-        _check_family(kind, points, curvature)
+        _check_family(kind, structure, points, curvature, member)
     exponential = issubclass(kind, ExponentialFamily)
     if (steps.reverse or steps.lazy or steps.momentum is not None) and not exponential:
         raise ValueError(
             f"Natural momentum, the reverse and the lazy form need an exponential family, and {kind.__name__} is not "
             "one: use GradientAverage instead of momentum, and reverse=False."
         )
-    if isinstance(guard, Retraction) and not (abstract or _structure(kind) in ("diagonal", "full")):
+    if isinstance(guard, Retraction) and not (abstract or structure in ("diagonal", "full")):
         raise ValueError(
             f"Retraction curves the step of a Gaussian's precision; {kind.__name__} has none to move that way. Use "
             "Backtracking() or NoGuard()."
         )
     if steps.reverse and not _one_rate(steps):
         raise ValueError("The reverse form steps in μ, where mean and precision move as one: give a single rate.")
-    if not abstract and not issubclass(kind, GaussianFamily) and not _one_rate(steps):
+    if not abstract and not issubclass(kind, GaussianFamily | SpikeSlab | Product) and not _one_rate(steps):
         raise ValueError(f"Rates(mean, precision) are for a Gaussian's two parts; a {kind.__name__} takes one rate.")
     if isinstance(guard, Retraction) and steps.reverse:
         raise ValueError("Retraction is for steps in λ: with reverse=True use Backtracking() or NoGuard().")
+    if steps.scaling is not None and not abstract and kind is not Product and structure != "diagonal":
+        raise ValueError(
+            f"A scaling divides entry by entry, so it goes with a diagonal precision, and {kind.__name__}'s is not "
+            "one: use a DiagonalGaussian, or leave the scaling out."
+        )
+    _check_width(points, member)
+
+
+def _check_width(points: Points, member: Any) -> None:
+    """A Gaussian that is sampled needs a precision above zero."""
+    if not (isinstance(points, MonteCarlo) and isinstance(member, GaussianFamily) and member.elementwise):
+        return
+    for leaf in jax.tree.leaves(member.precision):  # pyright: ignore[reportAttributeAccessIssue]  # entry by entry
+        if not isinstance(leaf, Tracer) and jnp.any(leaf <= 0):
+            raise ValueError(
+                "This q would be sampled with a precision of zero, an infinite width: give a prior (regularizer=δ) or "
+                "a starting precision (initial_precision=…)."
+            )
 
 
 def _one_rate(steps: Any) -> bool:
@@ -74,12 +104,31 @@ def _check_points(points: Points, curvature: Curvature) -> None:
         raise ValueError("Reparameterized() differentiates samples: use MonteCarlo(samples) points.")
 
 
-def _structure(kind: type[Family]) -> str | None:
-    return kind.structure.name if issubclass(kind, GaussianFamily) else None
+def _structure(member: Any) -> str | None:
+    return member.structure.name if hasattr(member, "structure") else None
 
 
-def _check_family(kind: type[Family], points: Points, curvature: Curvature) -> None:
+def _check_chained(kind: type[Family], points: Points, curvature: Curvature) -> None:
+    name, wanted = kind.__name__, {Masks: SpikeSlab, Relaxed: Bernoulli, Sign: Bernoulli, Each: Product}[type(points)]
+    if not issubclass(kind, wanted):
+        raise ValueError(
+            f"{points!r} are points of a {wanted.__name__}, and this is a {name}: use Delta() or MonteCarlo()."
+        )
+    if isinstance(curvature, Score | Reparameterized) or (wanted is Bernoulli and not isinstance(curvature, Gradient)):
+        raise ValueError(f"{points!r} carry the gradient to μ by themselves: use Gradient().")
+
+
+def _check_family(kind: type[Family], structure: str | None, points: Points, curvature: Curvature, member: Any) -> None:
     name = kind.__name__
+    if points.chained:
+        _check_chained(kind, points, curvature)
+        if isinstance(points, Each) and member is not None:
+            if set(points.blocks) != set(member.blocks):
+                raise ValueError(f"Each names points for {list(points.blocks)}, the blocks are {list(member.blocks)}.")
+            for block in member.blocks:
+                _check_block(type(member.blocks[block]), points.blocks[block])
+        if structure is None or isinstance(points, Relaxed | Sign):
+            return
     needs_exponential = isinstance(points, Exact) or isinstance(curvature, Score | Reparameterized)
     if needs_exponential:
         if not issubclass(kind, ExponentialFamily):
@@ -92,8 +141,9 @@ def _check_family(kind: type[Family], points: Points, curvature: Curvature) -> N
         if isinstance(points, Enumeration) and not hasattr(kind, "support"):
             raise ValueError(f"The values of a {name} cannot be listed: use MonteCarlo() points with Score().")
         return
-    structure = _structure(kind)
-    if structure is None:
+    if issubclass(kind, SpikeSlab) and not points.chained:
+        raise ValueError(f"A {name} is looked at where some units are dropped: use Masks() points.")
+    if structure is None or (issubclass(kind, Product) and not points.chained):
         raise ValueError(
             f"{type(curvature).__name__}() measures derivatives in θ, which move a Gaussian's mean and precision; for "
             f"a {name} use Exact() points with Gradient(), or MonteCarlo() with "
@@ -103,3 +153,10 @@ def _check_family(kind: type[Family], points: Points, curvature: Curvature) -> N
         raise ValueError(
             f"{type(curvature).__name__}() does not fill the precision of a {name}: use {_FITTING[structure]}."
         )
+
+
+def _check_block(kind: type[Family], points: Points) -> None:
+    wanted = "Relaxed() or Sign()" if issubclass(kind, Bernoulli) else "Delta() or MonteCarlo()"
+    fits = isinstance(points, Relaxed | Sign) if issubclass(kind, Bernoulli) else not points.chained
+    if not fits or not issubclass(kind, Bernoulli | GaussianFamily):
+        raise ValueError(f"A {kind.__name__} block does not go with {points!r}: use {wanted}.")

@@ -17,10 +17,15 @@ from .families.structure import GaussianFamily, ravel, unravel
 
 
 class PointSet(NamedTuple):
-    """Values of θ with a leading axis, and their weights: E_q f ≈ Σ_s w_s f(θ_s)."""
+    """Values of θ with a leading axis, and their weights: E_q f ≈ Σ_s w_s f(θ_s).
+
+    `factors` says how a point moves with μ, where it does not simply move with the mean: the family's `pulled`
+    multiplies the derivatives by it.
+    """
 
     theta: PyTree
     weights: Float[Array, " S"]
+    factors: PyTree = None
 
 
 class Points(eqx.Module):
@@ -30,6 +35,19 @@ class Points(eqx.Module):
     """How Table 1 names what it does to the natural gradient."""
     meaning: ClassVar[str] = ""
     random: ClassVar[bool] = False
+    delta: ClassVar[bool] = False
+    """Whether a Gaussian's spread is ignored: the delta method."""
+    chained: ClassVar[bool] = False
+    """Whether the points say how they move with μ, for families whose gradient is not θ's own."""
+
+    @property
+    def parts(self) -> int:
+        """In how many turns the points are taken, one after another."""
+        return 1
+
+    def part(self, q: Family, key: Any) -> PointSet:
+        """The points of one turn."""
+        return self.at(q, key)
 
     @abstractmethod
     def at(self, q: Family, key: Any) -> PointSet:
@@ -49,6 +67,7 @@ class Delta(Points):
 
     approximation: ClassVar[str] = "Delta method"
     meaning: ClassVar[str] = "E_q f(θ) ≈ f(m), the delta method (app:delta)"
+    delta: ClassVar[bool] = True
 
     def at(self, q: Any, key: Any) -> PointSet:
         return PointSet(jax.tree.map(lambda m: m[None], q.mean), jnp.ones(1))
@@ -58,33 +77,55 @@ class Delta(Points):
 
 
 class MonteCarlo(Points):
-    """`samples` draws from q, equally weighted; `antithetic` draws come in mirrored pairs m ± ε."""
+    """`samples` draws from q, equally weighted; `antithetic` draws come in mirrored pairs m ± ε.
+
+    `scan` looks at them one after another (one pair after another) instead of all at once, so that memory does not
+    grow with their number. A Gaussian's noise comes from the library's own counter-based stream, which XLA fuses into
+    the step (`bayesrule.noise`); `generator="standard"` takes it from `jax.random.normal`.
+    """
 
     samples: int = eqx.field(static=True)
     antithetic: bool = eqx.field(static=True)
+    scan: bool = eqx.field(static=True)
+    generator: str = eqx.field(static=True)
     approximation: ClassVar[str] = "Monte Carlo"
     meaning: ClassVar[str] = "E_q f(θ) ≈ the mean of f over draws from q"
     random: ClassVar[bool] = True
 
-    def __init__(self, samples: int = 1, *, antithetic: bool = False):
+    def __init__(self, samples: int = 1, *, antithetic: bool = False, scan: bool = False, generator: str = "counter"):
         if samples < 1 or (antithetic and samples % 2):
             raise ValueError(f"MonteCarlo takes a positive number of samples (even if antithetic), got {samples}.")
-        self.samples, self.antithetic = samples, antithetic
+        if generator not in ("counter", "standard"):
+            raise ValueError(f'generator= is "counter" or "standard", got {generator!r}.')
+        self.samples, self.antithetic, self.scan, self.generator = samples, antithetic, scan, generator
+
+    @property
+    def parts(self) -> int:
+        return self.samples // (2 if self.antithetic else 1) if self.scan else 1
+
+    def part(self, q: Any, key: Any) -> PointSet:
+        return self._drawn(q, key, self.samples // self.parts)
 
     def at(self, q: Any, key: Any) -> PointSet:
+        return self._drawn(q, key, self.samples)
+
+    def _drawn(self, q: Any, key: Any, count: int) -> PointSet:
         if key is None:
             raise ValueError("MonteCarlo points are random: pass key=jax.random.key(…).")
-        weights = jnp.full(self.samples, 1 / self.samples)
-        if not self.antithetic:
-            return PointSet(q.sample(key, (self.samples,)), weights)
+        weights = jnp.full(count, 1 / count)
         if not isinstance(q, GaussianFamily):
-            raise ValueError(f"Antithetic pairs mirror a Gaussian; {type(q).__name__} is not one.")
-        half = q.sample(key, (self.samples // 2,))
-        theta = jax.tree.map(lambda t, m: jnp.concatenate([t, 2 * m - t]), half, q.mean)
-        return PointSet(theta, weights)
+            if self.antithetic:
+                raise ValueError(f"Antithetic pairs mirror a Gaussian; {type(q).__name__} is not one.")
+            return PointSet(q.sample(key, (count,)), weights)
+        half = q.drawn(key, (count // 2 if self.antithetic else count,), standard=self.generator == "standard")
+        if self.antithetic:
+            half = jax.tree.map(lambda t, m: jnp.concatenate([t, 2 * m - t]), half, q.mean)
+        return PointSet(half, weights)
 
     def __repr__(self) -> str:
-        return f"MonteCarlo({self.samples}{', antithetic=True' if self.antithetic else ''})"
+        extras = ["antithetic=True"] * self.antithetic + ["scan=True"] * self.scan
+        extras += ['generator="standard"'] * (self.generator == "standard")
+        return f"MonteCarlo({', '.join([str(self.samples), *extras])})"
 
 
 _GRID_LIMIT = 100_000

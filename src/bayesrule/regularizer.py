@@ -14,8 +14,9 @@ from jax.core import Tracer
 from jaxtyping import Array, PyTree
 
 from .families.base import ExponentialFamily, Family
+from .families.diagonal import DiagonalGaussian
 from .families.product import Product
-from .families.structure import GaussianFamily, ravel, slope_diagonal, unravel
+from .families.structure import GaussianFamily, ravel, slope_diagonal, unravel, wide
 
 
 class Regularizer(eqx.Module):
@@ -36,6 +37,11 @@ class Regularizer(eqx.Module):
     @abstractmethod
     def derivatives(self, q: Any) -> tuple[PyTree, Any]:
         """What R adds to the gradient and the curvature of a step, as `q.moved` takes them."""
+
+    def precision(self, params: PyTree) -> Any:
+        """The diagonal of ∇²R at the parameters: one number, or a pytree like them."""
+        curvature = self.derivatives(DiagonalGaussian(params))[1]
+        return 0.0 if curvature is None else curvature
 
 
 class Flat(Regularizer):
@@ -63,20 +69,29 @@ class Isotropic(Regularizer):
         return 0.5 * (self.strength * squares + size * (math.log(2 * math.pi) - jnp.log(self.strength)))
 
     def at_mean(self, q: Any) -> Array:
+        if isinstance(q, Product):
+            return sum((self.at_mean(block) for block in _gaussian_blocks(q)), start=jnp.zeros(()))
         mean = _gaussian(q).mean
         leaves = jax.tree.leaves(mean)
         squares = sum((jnp.sum(leaf**2) for leaf in leaves), start=0.0)
         return self._value(squares, sum(leaf.size for leaf in leaves))
 
     def expected(self, q: Any) -> Array:
+        if isinstance(q, Product):
+            return sum((self.expected(block) for block in _gaussian_blocks(q)), start=jnp.zeros(()))
         spread = sum((jnp.sum(v) for v in jax.tree.leaves(_gaussian(q).variance())), start=0.0)
         return self.at_mean(q) + 0.5 * self.strength * spread
 
     def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+        if isinstance(q, Product):  # its Gaussian blocks; the others have no mean to be drawn to zero
+            return _by_block(q, self.derivatives)
         q = _gaussian(q)
         gradient = jax.tree.map(lambda m: jnp.asarray(self.strength, m.dtype) * m, q.mean)
-        strength = jax.tree.map(lambda m: jnp.full(m.shape, self.strength, m.dtype), q.mean)
+        strength = jax.tree.map(lambda m: jnp.full(m.shape, self.strength, wide(m.dtype)), q.mean)
         return gradient, q.structure.of_diagonal(strength)
+
+    def precision(self, params: PyTree) -> Any:
+        return self.strength
 
 
 class Prior(Regularizer):
@@ -171,6 +186,21 @@ def _gaussian(q: Any) -> Any:
             "give prior= a member of the same family, or put the term into the loss."
         )
     return q
+
+
+def _gaussian_blocks(q: Product) -> list[Any]:
+    return [block for block in q.blocks.values() if isinstance(block, GaussianFamily)]
+
+
+def _by_block(q: Product, derivatives: Callable[[Any], tuple[PyTree, Any]]) -> tuple[PyTree, Any]:
+    """Derivatives of the Gaussian blocks, and zeros for the others."""
+    found = {
+        name: derivatives(block)
+        if isinstance(block, GaussianFamily)
+        else (jax.tree.map(jnp.zeros_like, block.natural()), None)
+        for name, block in q.blocks.items()
+    }
+    return {name: pair[0] for name, pair in found.items()}, {name: pair[1] for name, pair in found.items()}
 
 
 def as_regularizer(regularizer: Any, prior: Any) -> Regularizer:

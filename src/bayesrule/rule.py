@@ -10,34 +10,37 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .curvature import Curvature, Measured
+from .curvature import Curvature
 from .families.base import Family
 from .families.candidate import Candidate, as_candidate
 from .families.structure import GaussianFamily
 from .guards import Guard, NoGuard
+from .measured import Measured
 from .objective import Objective, as_objective
 from .pairing import check
-from .points import Delta, Points
+from .points import Points
 from .steps import Step, Steps, at
 
 
 class State(eqx.Module):
-    """Where the rule is: q, the step count, and what momentum, averaging and the loss carry along."""
+    """Where the rule is: q, the step count, and what momentum, averaging, scaling and the loss carry along."""
 
     q: Any
     count: Array
     previous: Any = None
     average: PyTree = None
     aux: PyTree = None
+    scale: PyTree = None
 
 
 class Info(eqx.Module):
     """What one step saw.
 
-    `objective` is ℓ̄ at the points used. `guard` says that the plain step would have left Ω, `fraction`
-    how much of it was taken. `finite` and `inside` say whether the loss was a finite number and the
-    new λ in Ω; a step that was not finite leaves q as it was. `bound` is the evidence lower bound and
-    `decrement` the nats still to gain (½⟨∇, F∇⟩ of the natural gradient), where they were asked for.
+    `objective` is ℓ̄ at the points used, `rate` the rate taken, in the units it was given in. `guard` says that the
+    plain step would have left Ω, `fraction` how much of it was taken. `finite` and `inside` say whether the loss and
+    its derivatives were finite numbers and the new λ in Ω; what was not finite leaves q as it was. `bound` is
+    the evidence lower bound and `decrement` the nats still to gain (½⟨∇, F∇⟩ of the natural gradient), where they
+    were asked for.
     """
 
     objective: Array
@@ -90,7 +93,7 @@ class Rule(eqx.Module):
         self.points, self.curvature, self.steps = points, curvature, steps
         self.guard = NoGuard() if guard is None else guard
         self.name, self.section = name, section
-        check(self.family.kind, points, curvature, steps, self.guard)
+        check(self.family, points, curvature, steps, self.guard)
 
     def replace(self, **pieces: Any) -> Rule:
         """The same algorithm with other pieces: a new algorithm."""
@@ -108,16 +111,22 @@ class Rule(eqx.Module):
 
     def init(self, params: PyTree, objective: Any = None) -> State:
         """The state to start from: `params` is a member of the family, or bare parameters."""
-        q: Any = self.family.start(params)
-        check(type(q), self.points, self.curvature, self.steps, self.guard, q)
+        objective = None if objective is None else as_objective(objective)
+        q: Any = self.family.start(params, objective, at(self.steps.temperature, 0))
+        check(self.family, self.points, self.curvature, self.steps, self.guard, q)
         average = None
         if self.steps.average is not None:
             average = jax.tree.map(jnp.zeros_like, _gradient_like(q))
-        aux = None if objective is None else as_objective(objective).aux
+        aux = None if objective is None else objective.aux
         if self.steps.lazy:
             average = jax.tree.map(jnp.zeros_like, q.natural())
         previous = q if self.steps.lazy or self.steps.momentum is not None else None
-        return State(q, jnp.zeros((), int), previous, average, aux)
+        scale = None
+        if self.steps.scaling is not None and objective is not None:
+            prior = objective.regularizer.derivatives(q.gaussian)[1]
+            temperature = at(self.steps.temperature, 0)
+            scale = self.steps.scaling.first(q.gaussian.precision, objective.size, temperature, prior)
+        return State(q, jnp.zeros((), int), previous, average, aux, scale)
 
     def step(self, objective: Any, state: State, batch: PyTree = None, key: Any = None) -> tuple[State, Info]:
         """One update from a batch of examples (or none, for a plain function): pure, and jittable."""
@@ -148,6 +157,7 @@ class Rule(eqx.Module):
         if measured is None:
             measured = self.measure(objective, q, batch, state.aux, key)
         step, average = self.formed(objective, state, measured)
+        scale = None if step.divisor is None else step.divisor.v
         bound = self._bound(objective, q, measured, step) if diagnose else None
         decrement = q.decrement(step) if diagnose else None
 
@@ -158,7 +168,7 @@ class Rule(eqx.Module):
 
         before = self._loss(objective, q, measured.value, step.temperature)
         rounding = 32 * jnp.finfo(before.dtype).eps * (1 + jnp.abs(before))
-        limit = before + rounding + (0.0 if isinstance(self.points, Delta) else self.curvature.slack)
+        limit = before + rounding + (0.0 if self.points.delta else self.curvature.slack)
         origin = q
         if self.steps.lazy:  # the whole sum of natural gradients, from where it all began
             origin, average = state.previous, jax.tree.map(jnp.add, average, q.natural_step(step))
@@ -168,13 +178,22 @@ class Rule(eqx.Module):
         finite = jnp.isfinite(measured.value) & _all_finite((step.gradient, step.curvature))
         value = measured.value + self._regularizer(objective, q)
         previous = q if self.steps.momentum is not None else state.previous
-        after = State(taken.q, state.count + 1, previous, average, measured.aux)
-        kept = dataclasses.replace(state, count=after.count)
-        taken_at_all = finite & (taken.fraction > 0)
-        after = jax.tree.map(lambda new, old: jnp.where(taken_at_all, new, old), after, kept)
-        rate = step.rate * taken.fraction
+        after = State(taken.q, state.count + 1, previous, average, measured.aux, scale)
+        after = self._kept(state, after, measured.value, finite, taken.fraction)
+        rate = jnp.asarray(at(self.steps.rates.mean, state.count), float) * taken.fraction
         info = Info(value, rate, taken.acted, taken.fraction, finite, taken.inside, bound, decrement)
         return after, info, taken.measured
+
+    def _kept(self, state: State, after: State, value: Array, finite: Array, fraction: Array) -> State:
+        """The new state, or what of the old one stays because a loss or a gradient was not finite."""
+        old = dataclasses.replace(state, count=after.count)
+        if not state.q.elementwise:
+            return jax.tree.map(lambda n, o: jnp.where(finite & (fraction > 0), n, o), after, old)
+        # Entry by entry this costs nothing, where `finite` is one more pass over every gradient before any may move:
+        # at 10⁷ parameters a quarter of SGD's time. So a caller who does not read `info.finite` does not pay for it.
+        good = jnp.isfinite(value) & (fraction > 0)
+        entry = lambda n: good & jnp.isfinite(n) if jnp.issubdtype(n.dtype, jnp.inexact) else good
+        return jax.tree.map(lambda n, o: jnp.where(entry(n), n, o), after, old)
 
     def bound(self, objective: Any, q: Any, batch: PyTree = None, key: Any = None, *, aux: PyTree = None) -> Array:
         """The evidence lower bound at q, as this rule's points and curvature see it."""
@@ -189,13 +208,21 @@ class Rule(eqx.Module):
             raise ValueError("This state was made by a rule without momentum: start again with rule.init(state.q).")
         if self.steps.average is not None and state.average is None:
             raise ValueError("This state was made by a rule without averaging: start again with rule.init(state.q).")
+        scaling = self.steps.scaling
+        if scaling is not None and scaling.root and state.scale is None:
+            prior = objective.regularizer.derivatives(state.q.gaussian)[1]
+            if prior is not None:
+                raise ValueError(
+                    "This state was made without the objective's prior or by a rule without a square root: start again "
+                    "with rule.init(state.q, objective)."
+                )
         if objective.aux is not None and state.aux is None:
             raise ValueError("This objective carries aux along: make the state with rule.init(params, objective).")
 
     def formed(self, objective: Objective, state: State, measured: Measured) -> tuple[Step, PyTree]:
         """The step: the data's derivatives and the regularizer's, averaged, with their rates."""
         steps, count = self.steps, state.count
-        added_gradient, added_curvature = objective.regularizer.derivatives(state.q)
+        added_gradient, added_curvature = state.q.lifted(*objective.regularizer.derivatives(state.q.gaussian))
         gradient, curvature, average = measured.gradient, measured.curvature, state.average
         if steps.average is not None and steps.average.over == "data":
             average, gradient = steps.average.updated(average, gradient, count)
@@ -205,30 +232,39 @@ class Rule(eqx.Module):
             curvature = state.q.added(curvature, added_curvature)
         if steps.average is not None and steps.average.over == "total":
             average, gradient = steps.average.updated(average, gradient, count)
+        temperature = jnp.asarray(at(steps.temperature, count), float)
+        rate, precision_rate = steps.rates_at(count, objective.size, temperature)
+        divisor = None
+        if steps.scaling is not None:
+            fraction = precision_rate * temperature
+            v = steps.scaling.updated(state.scale, measured.curvature, objective.size, fraction)
+            divisor = steps.scaling.divisor(objective.size, temperature, added_curvature, v, fraction, count)
         step = Step(
             gradient,
             curvature,
-            jnp.asarray(at(steps.rates.mean, count), float),
-            jnp.asarray(at(steps.rates.precision, count), float),
-            jnp.asarray(at(steps.temperature, count), float),
+            rate,
+            precision_rate,
+            temperature,
             None if steps.momentum is None else jnp.asarray(at(steps.momentum, count), float),
             None if steps.momentum is None else state.previous,
+            divisor,
             steps.reverse,
         )
         return step, average
 
     def _regularizer(self, objective: Objective, q: Any) -> Array:
-        return objective.regularizer.at_mean(q) if isinstance(self.points, Delta) else objective.regularizer.expected(q)
+        q = q.gaussian
+        return objective.regularizer.at_mean(q) if self.points.delta else objective.regularizer.expected(q)
 
     def _loss(self, objective: Objective, q: Any, value: Array, temperature: Any) -> Array:
         """What a step should lower: ℓ̄(m) under the delta method, else E_q ℓ̄ − τH(q)."""
         total = value + self._regularizer(objective, q)
-        return total if isinstance(self.points, Delta) else total - temperature * jnp.sum(q.entropy())
+        return total if self.points.delta else total - temperature * jnp.sum(q.entropy())
 
     def _bound(self, objective: Objective, q: Any, measured: Measured, step: Step) -> Array:
         """The evidence lower bound −E_q ℓ̄ + H(q); under the delta method to second order in θ − m."""
         loss = measured.value + self._regularizer(objective, q)
-        if isinstance(self.points, Delta):
+        if self.points.delta:
             loss = loss + (0.0 if step.curvature is None else 0.5 * q.trace(step.curvature))
         return jnp.sum(q.entropy()) - loss
 

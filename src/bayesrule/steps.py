@@ -31,6 +31,7 @@ class Step(eqx.Module):
     temperature: Any
     momentum: Any = None
     previous: Any = None
+    divisor: Divisor | None = None
     reverse: bool = eqx.field(static=True, default=False)
     retraction: bool = eqx.field(static=True, default=False)
 
@@ -112,6 +113,107 @@ class GradientAverage(eqx.Module):
         return new, jax.tree.map(lambda u: u / jnp.asarray(correction, u.dtype), new)
 
 
+class Scaling(eqx.Module):
+    r"""What divides the gradient of the mean loss in the mean's step, where that is not q's precision.
+
+    With $v = (τS − δ)/N$, the curvature of the mean loss that q's precision S stands for (δ is the prior's):
+    $m ← m − ρ\hat g / (\sqrt{\hat v} + c)$ with `root` (`eq:rmsprop_update`), else
+    $m ← m − ρ\hat g / (\hat v + δ/N + c)$. q stays as it is: posterior and preconditioner are two things.
+
+    `damping` is c; `"prior"` puts δ/N in its place (Vadam). `debias` divides v by $1 − (1−ρ)^t$, as Adam does.
+    `start` is a curvature h₀: the rate is then in units of the divisor at $v = h_0$, so that the first step
+    from there is $−ρ\hat g$, as gradient descent's (IVON).
+    """
+
+    damping: Any
+    start: Any
+    root: bool = eqx.field(static=True)
+    debias: bool = eqx.field(static=True)
+    by_prior: bool = eqx.field(static=True)
+
+    def __init__(
+        self, damping: Number | str = 0.0, *, root: bool = False, debias: bool = False, start: Number | None = None
+    ):
+        if isinstance(damping, str) and damping != "prior":
+            raise ValueError(f'damping= is a number or "prior", got {damping!r}.')
+        self.by_prior = isinstance(damping, str)
+        self.damping = 0.0 if isinstance(damping, str) else number(damping, "The damping")
+        self.start = None if start is None else number(start, "The curvature to start from")
+        self.root, self.debias = root, debias
+
+    def first(self, precision: PyTree, size: Any, temperature: Any, prior: PyTree) -> PyTree:
+        """v at the start, where it has to be kept beside q: in float32 a prior would hide a small Nv in S."""
+        if not self.root or prior is None:
+            return None
+        return jax.tree.map(lambda s, p: jnp.maximum((temperature * s - p) / size, 0).astype(s.dtype), precision, prior)
+
+    def updated(self, v: PyTree, curvature: PyTree, size: Any, fraction: Any) -> PyTree:
+        """v ← (1 − ρτ)v + ρτ h/N with the data's curvature h: as q's precision moves, but for the prior."""
+        if v is None:
+            return None
+        mixed = lambda v, h: v + jnp.asarray(fraction, v.dtype) * (h / jnp.asarray(size, v.dtype) - v)
+        return jax.tree.map(mixed, v, curvature)
+
+    def divisor(self, size: Any, temperature: Any, prior: PyTree, v: PyTree, fraction: Any, count: Any) -> Divisor:
+        """What the mean's step divides by at this step count, where `fraction` of the precision is replaced."""
+        correction = 1 - (1 - fraction) ** (count + 1.0) if self.debias else None
+        damping, start = at(self.damping, count), None if self.start is None else at(self.start, count)
+        return Divisor(size, temperature, prior, v, damping, correction, start, self.root, self.by_prior)
+
+    def __str__(self) -> str:
+        v = "v̂" if self.debias else "v"
+        said = [f"√{v}" if self.root else f"({v} + δ/N)", *(["δ/N"] if self.by_prior and self.root else [])]
+        if not (isinstance(self.damping, float | int) and self.damping == 0):
+            said.append(str(self.damping))
+        relative = "" if self.start is None else f", relative to v = {self.start}"
+        return f"ĝ over {' + '.join(said)}{relative}"
+
+
+class Divisor(eqx.Module):
+    """A `Scaling` in one step, where N, τ and the prior are known."""
+
+    size: Any
+    temperature: Any
+    prior: PyTree
+    v: PyTree
+    damping: Any
+    correction: Any
+    start: Any
+    root: bool = eqx.field(static=True)
+    by_prior: bool = eqx.field(static=True)
+
+    def __call__(self, precision: PyTree) -> PyTree:
+        """What divides the gradient of the sum over N examples, for every entry of the precision."""
+        if self.prior is None:
+            return jax.tree.map(lambda s: self._of(s, jnp.zeros((), s.dtype)), precision)
+        if self.v is None:
+            return jax.tree.map(self._of, precision, self.prior)
+        return jax.tree.map(self._of, precision, self.prior, self.v)
+
+    def _of(self, s: Array, prior: Array, v: Array | None = None) -> Array:
+        cast = lambda x: jnp.asarray(x, s.dtype)
+        size = cast(self.size)
+        spare = prior / size
+        whole = cast(self.temperature) * s / size
+        if self.root or self.correction is not None:
+            v = jnp.maximum(whole - spare, 0) if v is None else v
+            whole = self._scaled(v if self.correction is None else v / cast(self.correction), spare)
+        first = cast(1.0) if self.start is None else self._scaled(cast(self.start), spare) + cast(self.damping)
+        return (whole + cast(self.damping)) * (size / first)
+
+    def _scaled(self, v: Array, spare: Array) -> Array:
+        if not self.root:
+            return v + spare
+        return jnp.sqrt(v) + spare if self.by_prior else jnp.sqrt(v)
+
+
+_UNITS = {
+    "natural": "the rule's own ρ",
+    "fraction": "ρτ, the fraction of λ that a step replaces: a cold posterior remembers as long as a warm one",
+    "mean": "ρN, the rate of a step on the mean loss",
+}
+
+
 class Steps(eqx.Module):
     """How far the rule goes: rate(s), temperature, momentum or averaging, and in which coordinates.
 
@@ -120,14 +222,18 @@ class Steps(eqx.Module):
     `eq:bayes_learn_rule_momentum`. `reverse=True` steps in μ instead of λ (mirror descent in λ, the
     end of section 2.2). `lazy=True` is online learning's lazy form: the gradients so far are summed and
     the whole sum is taken from the start, $λ_{t+1} = λ_1 − ρ_t\\sum_{s≤t}∇_μ E_{q_s}ℓ_s$ (section 5.4).
+    `scaling` is a preconditioner for the mean other than q's precision. `units` says what the rates are:
+    "natural" ρ itself, "fraction" ρτ, "mean" ρN.
     """
 
     rates: Rates
     temperature: Any
     momentum: Any
     average: GradientAverage | None
+    scaling: Scaling | None
     reverse: bool = eqx.field(static=True)
     lazy: bool = eqx.field(static=True)
+    units: str = eqx.field(static=True)
 
     def __init__(
         self,
@@ -136,9 +242,23 @@ class Steps(eqx.Module):
         temperature: Number = 1.0,
         momentum: Number | None = None,
         average: GradientAverage | None = None,
+        scaling: Scaling | None = None,
         reverse: bool = False,
         lazy: bool = False,
+        units: str = "natural",
     ):
+        if units not in _UNITS:
+            raise ValueError(f"units= is one of {list(_UNITS)}, got {units!r}.")
+        if units == "fraction" and isinstance(temperature, float | int) and temperature == 0:
+            raise ValueError(
+                'A rate in units="fraction" is ρτ, and with temperature=0 nothing of λ is ever replaced: give a '
+                'positive temperature, or units="natural".'
+            )
+        if scaling is not None and (momentum is not None or reverse or lazy):
+            raise ValueError(
+                "A scaling replaces the precision in the mean's step, so it goes with GradientAverage, not with "
+                "natural momentum, the reverse or the lazy form, which are moves of λ."
+            )
         if lazy and (momentum is not None or average is not None or reverse or temperature != 0):
             raise ValueError(
                 "The lazy form sums the gradients of losses seen one after another: it goes with temperature=0, and "
@@ -148,21 +268,41 @@ class Steps(eqx.Module):
         self.temperature = number(temperature, "The temperature")
         self.momentum = None if momentum is None else number(momentum, "The momentum", high=1.0)
         self.average = average
+        self.scaling = scaling
         self.reverse = reverse
         self.lazy = lazy
+        self.units = units
+
+    def rates_at(self, count: Any, size: Any, temperature: Any) -> tuple[Any, Any]:
+        """ρ for the mean and for the precision, in the rule's own units, at this step count."""
+        unit = {"natural": 1.0, "fraction": temperature, "mean": size}[self.units]
+        mean, precision = (jnp.asarray(at(rate, count), float) for rate in (self.rates.mean, self.rates.precision))
+        if self.units == "natural":
+            return mean, precision
+        # A scaling divides by the curvature of the mean loss, in which τ is already.
+        scaled = self.units == "fraction" and self.scaling is not None
+        return mean if scaled else mean / unit, precision / unit
 
     def __str__(self) -> str:
         mean, precision = self.rates.mean, self.rates.precision
         same = mean is precision or (isinstance(mean, float | int) and mean == precision)
-        said = [f"ρ = {mean}" if same else f"ρ = {mean} (mean), {precision} (precision)"]
-        if not isinstance(self.temperature, float | int) or self.temperature != 1.0:
+        rate = {"natural": "ρ", "fraction": "ρτ", "mean": "ρN"}[self.units]
+        rate = "ρ" if self.units == "fraction" and _is_one(self.temperature) else rate
+        said = [f"{rate} = {mean}" if same else f"{rate} = {mean} (mean), {precision} (precision)"]
+        if not _is_one(self.temperature):
             said.append(f"τ = {self.temperature}")
         if self.momentum is not None:
             said.append(f"natural momentum γ = {self.momentum} (eq:bayes_learn_rule_momentum)")
         if self.average is not None:
             said.append(f"gradient averaged over the {self.average.over}, β = {self.average.decay} (eq:adam_momentum)")
+        if self.scaling is not None:
+            said.append(str(self.scaling))
         if self.reverse:
             said.append("in μ (mirror descent in λ, section 2.2)")
         if self.lazy:
             said.append("lazily: the whole sum from the start (section 5.4)")
         return ", ".join(said)
+
+
+def _is_one(value: Any) -> bool:
+    return isinstance(value, float | int) and value == 1

@@ -1,13 +1,15 @@
 """The families q may come from, one file per kind."""
 
 from .base import ExponentialFamily, Family
-from .diagonal import DiagonalGaussian, FixedGaussian
+from .diagonal import DiagonalGaussian
 from .dirichlet import Beta, Dirichlet
 from .discrete import Bernoulli, Categorical, Poisson
+from .fixed import FixedGaussian
 from .gamma import Gamma, NormalGamma
 from .gaussian import Gaussian
 from .lowrank import LowRankGaussian
 from .product import Product
+from .spike_slab import SpikeSlab
 from .wishart import NormalWishart, Wishart
 
 __all__ = [
@@ -26,5 +28,6 @@ __all__ = [
     "NormalWishart",
     "Poisson",
     "Product",
+    "SpikeSlab",
     "Wishart",
 ]

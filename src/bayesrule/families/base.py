@@ -24,6 +24,28 @@ class Family(eqx.Module):
     meaning: ClassVar[str] = "q(θ) = h(θ) exp[⟨λ, T(θ)⟩ − A(λ)]  (section 1.2)"
     update: ClassVar[str] = "λ ← (1 − ρτ)λ − ρ ∇_μ E_q[ℓ̄ + τ log h]  (eq:bayes_learn_rule)"
     """The rule in the family's own coordinates."""
+    elementwise: ClassVar[bool] = False
+    """Whether every entry of θ has parameters, and a step, of its own."""
+
+    @classmethod
+    def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:
+        """The member that an algorithm starts from, given bare parameters."""
+        raise ValueError(f"Bare parameters do not say which {cls.__name__} to start from: pass a member of the family.")
+
+    @property
+    def gaussian(self) -> Any:
+        """What a regularizer, differentiated at a mean, sees of q: the Gaussian in it, else q itself."""
+        return self
+
+    def pulled(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
+        """A point's derivatives in θ as the step takes them; `factors` is ∂θ/∂μ where the points give it."""
+        if factors is None:
+            return gradient, curvature
+        return jax.tree.map(jnp.multiply, gradient, factors), curvature
+
+    def lifted(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
+        """Derivatives in the terms of `gaussian`, as the step takes them."""
+        return gradient, curvature
 
     @abstractmethod
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> PyTree:

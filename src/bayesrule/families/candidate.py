@@ -10,18 +10,48 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from .base import Family
-from .lowrank import LowRankGaussian
 from .product import Product
-from .structure import GaussianFamily
+from .spike_slab import SpikeSlab
+from .structure import GaussianFamily, wide
 
 
 class Candidate(eqx.Module):
-    """A family, with the precision that a Gaussian member starts from."""
+    """A family, and the precision that its Gaussian starts from.
+
+    `precision` is that number (or a pytree like the parameters), S₀. With `per_example` it is the curvature h₀ of
+    the mean loss, so that S₀ = N h₀, and with `prior` the prior's precision is added and all of it divided by the
+    temperature: S₀ = (N h₀ + δ)/τ. `numbers` and `choices` go to the family's `around`.
+    """
 
     kind: type[Family] = eqx.field(static=True)
-    precision: Any = 1.0
+    precision: Any
+    numbers: dict[str, Any]
+    choices: tuple[tuple[str, Any], ...] = eqx.field(static=True)
+    per_example: bool = eqx.field(static=True)
+    prior: bool = eqx.field(static=True)
 
-    def start(self, given: PyTree) -> Family:
+    def __init__(
+        self,
+        kind: type[Family],
+        precision: Any = 1.0,
+        *,
+        per_example: bool = False,
+        prior: bool = False,
+        numbers: dict[str, Any] | None = None,
+        **choices: Any,
+    ):
+        self.kind, self.precision = kind, precision
+        self.per_example, self.prior = per_example, prior
+        self.numbers = {} if numbers is None else numbers
+        self.choices = tuple(sorted(choices.items()))
+
+    @property
+    def structure(self) -> str | None:
+        """How a member holds its precision; None where there is none, or the member says."""
+        kind = dict(self.choices).get("slab", self.kind)
+        return kind.structure.name if issubclass(kind, GaussianFamily) and hasattr(kind, "structure") else None
+
+    def start(self, given: PyTree, objective: Any = None, temperature: Any = 1.0) -> Family:
         """A member of the family: the given one if it is one, else one around bare parameters."""
         if isinstance(given, dict) and given and all(isinstance(block, Family) for block in given.values()):
             given = Product(given)
@@ -32,20 +62,45 @@ class Candidate(eqx.Module):
                     f"from a {self.kind.__name__}, or change the algorithm: rule.replace(family=…, curvature=…)."
                 )
             return given
-        if not issubclass(self.kind, GaussianFamily):
-            raise ValueError(
-                f"Bare parameters do not say which {self.kind.__name__} to start from: pass a member of the family."
-            )
-        if issubclass(self.kind, LowRankGaussian):
-            raise ValueError(
-                "Bare parameters do not say the rank: start from a LowRankGaussian(params, diagonal, factor)."
-            )
         if any(jnp.iscomplexobj(leaf) for leaf in jax.tree.leaves(given)):
             raise ValueError("Parameters must be real: split complex ones into real and imaginary parts.")
-        return self.kind(given, self.precision)  # type: ignore[call-arg]  # the others take (mean, precision)
+        # Half-precision parameters are kept, and moved, in float32: their updates would be lost in rounding.
+        given = jax.tree.map(_widened, given)
+        return self.kind.around(given, self._first(given, objective, temperature), **self.numbers, **dict(self.choices))
+
+    def _first(self, params: PyTree, objective: Any, temperature: Any) -> Any:
+        """S₀."""
+        if not (self.per_example or self.prior):
+            return self.precision
+        if objective is None:
+            raise ValueError(
+                "This algorithm starts from a precision that depends on the number of examples N and on the prior: "
+                "make the state with rule.init(params, objective)."
+            )
+        first = jax.tree.map(lambda h: h * (objective.size if self.per_example else 1), self.precision)
+        if not self.prior:
+            return first
+        added = objective.regularizer.precision(params)
+        spread = lambda tree: tree if jax.tree.structure(tree) == like else jax.tree.map(lambda _: tree, params)
+        like = jax.tree.structure(params)
+        if like in (jax.tree.structure(first), jax.tree.structure(added)):  # maybe one number beside a pytree
+            first, added = spread(first), spread(added)
+        return jax.tree.map(lambda a, b: (a + b) / temperature, first, added)
+
+    def dropped(self, keep: Any, **choices: Any) -> Candidate:
+        """The spike-and-slab mixture whose slab is this family: dropout with this keep probability."""
+        numbers, own = self.numbers | {"keep": keep}, dict(self.choices) | choices
+        how = {"per_example": self.per_example, "prior": self.prior, "numbers": numbers}
+        return Candidate(SpikeSlab, self.precision, slab=self.kind, **how, **own)
 
     def __repr__(self) -> str:
-        return self.kind.__name__
+        slab = dict(self.choices).get("slab")
+        return self.kind.__name__ if slab is None else f"{self.kind.__name__} of {slab.__name__}"
+
+
+def _widened(leaf: Any) -> Any:
+    array = jnp.asarray(leaf)
+    return array.astype(wide(array.dtype)) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
 def as_candidate(family: Any) -> Candidate:

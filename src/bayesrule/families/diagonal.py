@@ -1,4 +1,4 @@
-"""Gaussians with a precision for each entry of θ: fixed, or learnt as a diagonal."""
+"""The Gaussian with a precision for each entry of θ."""
 
 from __future__ import annotations
 
@@ -8,22 +8,42 @@ from typing import Any, ClassVar, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float, Key, PyTree
 
+from ..noise import normals
 from ..steps import Step
 from .base import ExponentialFamily
-from .structure import DIAGONAL, NONE, GaussianFamily, Structure, floating, ravel, same_shape, unravel
+from .structure import DIAGONAL, GaussianFamily, Structure, floating, ravel, same_shape, unravel
 
 _LOG_2PI = math.log(2 * math.pi)
 
 
-class _Elementwise(GaussianFamily, ExponentialFamily):
-    """What the fixed and the diagonal Gaussian share: a precision for each entry of θ."""
+class DiagonalGaussian(GaussianFamily, ExponentialFamily):
+    r"""A Gaussian $N(m, \mathrm{diag}(s)^{-1})$ over any pytree: the candidate of `eq:don`.
 
-    mean: eqx.AbstractVar[PyTree]
-    precision: eqx.AbstractVar[PyTree]
-    batch_ndim: eqx.AbstractVar[int]
+    $λ = (s∘m, −½s)$, $T = (θ, θ∘θ)$, $μ = (m, m∘m + 1/s)$. Moved in (m, s), s first:
+    $s ← (1−ρτ)s + ρh$, $m ← m − ρg/s'$.
+
+    >>> import jax.numpy as jnp
+    >>> q = DiagonalGaussian({"w": jnp.array([1.0, 2.0])}, 4.0)
+    >>> [float(x) for x in q.expectation()[1]["w"]]
+    [1.25, 4.25]
+    """
+
+    mean: PyTree
+    precision: PyTree
+    batch_ndim: int = eqx.field(static=True)
+    label: ClassVar[str] = "Gaussian (diagonal cov.)"
+    meaning: ClassVar[str] = "q(θ) = N(m, diag(s)⁻¹), λ = (s∘m, −½s)  (tab:EFsummary)"
+    update: ClassVar[str] = "s ← (1 − ρτ)s + ρ E_q diag(∇²ℓ̄),  m ← m − ρ E_q∇ℓ̄ / s  (eq:don)"
+    structure: ClassVar[Structure] = DIAGONAL
     reparameterized: ClassVar[bool] = True
+    elementwise: ClassVar[bool] = True
+
+    def __init__(self, mean: PyTree, precision: PyTree = 1.0, *, batch_ndim: int = 0):
+        self.mean = floating(mean)
+        self.precision = same_shape(floating(precision), self.mean, "precision")
+        self.batch_ndim = batch_ndim
 
     @property
     def batch_shape(self) -> tuple[int, ...]:
@@ -43,6 +63,13 @@ class _Elementwise(GaussianFamily, ExponentialFamily):
     def transformed(self, noise: Float[Array, "... P"]) -> PyTree:
         deviation = unravel(noise, self.mean, self.batch_ndim)
         return jax.tree.map(lambda m, s, e: m + e / jnp.sqrt(s), self.mean, self.precision, deviation)
+
+    def drawn(self, key: Key[Array, ""], shape: tuple[int, ...] = (), *, standard: bool = False) -> PyTree:
+        if standard:
+            return self.sample(key, shape)
+        # Leaf by leaf, so that the noise is made where it is used and never stored.
+        noise = normals(key, self.mean, shape)
+        return jax.tree.map(lambda m, s, e: m + (e / jnp.sqrt(s)).astype(m.dtype), self.mean, self.precision, noise)
 
     def times(self, theta: PyTree) -> PyTree:
         return jax.tree.map(jnp.multiply, self.precision, theta)
@@ -70,143 +97,6 @@ class _Elementwise(GaussianFamily, ExponentialFamily):
 
     def prior_trace(self, other: GaussianFamily) -> Float[Array, "..."]:
         return self._sum(jax.tree.map(jnp.multiply, self.precision, other.variance()))
-
-
-class FixedGaussian(_Elementwise):
-    r"""A Gaussian $N(m, S^{-1})$ whose precision stays as it is: gradient descent's candidate.
-
-    $λ = Sm$, $μ = m$, $2\log h(θ) = \log|S| − P\log 2π − θ^⊤Sθ$, so the decay of λ cancels in the
-    rule and $m ← m − ρS^{-1}E_q∇\barℓ$ (`eq:blr_sgd1`, `eq:sgd_cov`).
-
-    `precision` is one number or a pytree like `mean`: a number for each entry. With `batch_ndim=1`
-    the leaves' first axes are a batch.
-
-    >>> import jax.numpy as jnp
-    >>> q = FixedGaussian(jnp.array([1.0, 2.0]), 4.0)
-    >>> [float(x) for x in q.natural()], [float(x) for x in q.expectation()]
-    ([4.0, 8.0], [1.0, 2.0])
-    """
-
-    mean: PyTree
-    precision: PyTree
-    batch_ndim: int = eqx.field(static=True)
-    label: ClassVar[str] = "Gaussian (fixed cov.)"
-    meaning: ClassVar[str] = "q(θ) = N(m, S⁻¹), S fixed, λ = Sm  (tab:EFsummary)"
-    update: ClassVar[str] = "m ← m − ρ S⁻¹ E_q∇ℓ̄  (eq:blr_sgd1, eq:sgd_cov)"
-    structure: ClassVar[Structure] = NONE
-
-    def __init__(self, mean: PyTree, precision: PyTree = 1.0, *, batch_ndim: int = 0):
-        self.mean = floating(mean)
-        self.precision = same_shape(floating(precision), self.mean, "precision")
-        self.batch_ndim = batch_ndim
-
-    def natural(self) -> PyTree:
-        return self.times(self.mean)
-
-    def with_natural(self, natural: PyTree) -> Self:
-        return self._at(self.solve(natural))
-
-    @classmethod
-    def from_natural(cls, natural: PyTree, precision: PyTree = 1.0) -> Self:
-        """The member with λ = Sm and this precision S."""
-        return cls(natural, precision).with_natural(floating(natural))
-
-    def with_expectation(self, expectation: PyTree) -> Self:
-        return self._at(expectation)
-
-    @classmethod
-    def from_expectation(cls, expectation: PyTree, precision: PyTree = 1.0) -> Self:
-        """The member with μ = m and this precision S."""
-        return cls(expectation, precision)
-
-    def _at(self, mean: PyTree) -> Self:
-        return eqx.tree_at(lambda q: q.mean, self, mean)
-
-    def statistics(self, theta: PyTree) -> PyTree:
-        return theta
-
-    def log_partition(self, natural: PyTree) -> Float[Array, "..."]:
-        return 0.5 * self._sum(jax.tree.map(lambda a, s: a**2 / s, natural, self.precision))
-
-    def log_base(self, theta: PyTree) -> Float[Array, "..."]:
-        return self._log_normalizer() - 0.5 * self._sum(jax.tree.map(lambda t, s: s * t**2, theta, self.precision))
-
-    def expected_log_base(self) -> Float[Array, "..."]:
-        squares = self._sum(jax.tree.map(lambda m, s: s * m**2, self.mean, self.precision))
-        return self._log_normalizer() - 0.5 * (squares + self.noise_size)
-
-    def _log_normalizer(self) -> Float[Array, "..."]:
-        return 0.5 * (self._sum(jax.tree.map(jnp.log, self.precision)) - self.noise_size * _LOG_2PI)
-
-    def expectation(self) -> PyTree:
-        return self.mean
-
-    def entropy(self) -> Float[Array, "..."]:
-        return 0.5 * self.noise_size - self._log_normalizer()
-
-    def inside(self, natural: PyTree | None = None) -> Bool[Array, "..."]:
-        leaves = self.mean if natural is None else natural
-        return self._sum(jax.tree.map(lambda x: ~jnp.isfinite(x), leaves)) == 0
-
-    def raised(self, covector: PyTree) -> PyTree:
-        return self.times(covector)
-
-    def lowered(self, vector: PyTree) -> PyTree:
-        return self.solve(vector)
-
-    def derivatives(self, natural_gradient: PyTree) -> tuple[PyTree, None]:
-        return natural_gradient, None
-
-    def trace(self, curvature: Any) -> Float[Array, ""]:
-        return jnp.zeros(())
-
-    def moved(self, step: Step) -> Self:
-        """m ← m − ρS⁻¹g + γ(m − m_{t−1}), in λ and in μ alike."""
-
-        def leaf(m: Array, s: Array, g: Array) -> Array:
-            return m - jnp.asarray(step.rate, m.dtype) * g / s
-
-        mean = jax.tree.map(leaf, self.mean, self.precision, step.gradient)
-        return self._at(_pushed(mean, self.mean, step))
-
-    def decrement(self, step: Step) -> Float[Array, ""]:
-        """½ gᵀS⁻¹g."""
-        terms = jax.tree.map(lambda g, s: g**2 / s, step.gradient, self.precision)
-        return 0.5 * jnp.sum(self._sum(terms))
-
-
-def _pushed(mean: PyTree, here: PyTree, step: Step) -> PyTree:
-    if step.momentum is None:
-        return mean
-    return jax.tree.map(
-        lambda n, m, p: n + jnp.asarray(step.momentum, n.dtype) * (m - p), mean, here, step.previous.mean
-    )
-
-
-class DiagonalGaussian(_Elementwise):
-    r"""A Gaussian $N(m, \mathrm{diag}(s)^{-1})$ over any pytree: the candidate of `eq:don`.
-
-    $λ = (s∘m, −½s)$, $T = (θ, θ∘θ)$, $μ = (m, m∘m + 1/s)$. Moved in (m, s), s first:
-    $s ← (1−ρτ)s + ρh$, $m ← m − ρg/s'$.
-
-    >>> import jax.numpy as jnp
-    >>> q = DiagonalGaussian({"w": jnp.array([1.0, 2.0])}, 4.0)
-    >>> [float(x) for x in q.expectation()[1]["w"]]
-    [1.25, 4.25]
-    """
-
-    mean: PyTree
-    precision: PyTree
-    batch_ndim: int = eqx.field(static=True)
-    label: ClassVar[str] = "Gaussian (diagonal cov.)"
-    meaning: ClassVar[str] = "q(θ) = N(m, diag(s)⁻¹), λ = (s∘m, −½s)  (tab:EFsummary)"
-    update: ClassVar[str] = "s ← (1 − ρτ)s + ρ E_q diag(∇²ℓ̄),  m ← m − ρ E_q∇ℓ̄ / s  (eq:don)"
-    structure: ClassVar[Structure] = DIAGONAL
-
-    def __init__(self, mean: PyTree, precision: PyTree = 1.0, *, batch_ndim: int = 0):
-        self.mean = floating(mean)
-        self.precision = same_shape(floating(precision), self.mean, "precision")
-        self.batch_ndim = batch_ndim
 
     def natural(self) -> tuple[PyTree, PyTree]:
         return self.times(self.mean), jax.tree.map(lambda s: -0.5 * s, self.precision)
@@ -288,12 +178,13 @@ class DiagonalGaussian(_Elementwise):
                 change = change + jnp.asarray(step.momentum, s.dtype) * (s - before)
             return s + change + 0.5 * change**2 / s if step.retraction else s + change
 
-        def mean_leaf(m: Array, new: Array, g: Array) -> Array:
-            return m - jnp.asarray(step.rate, m.dtype) * g / new
+        def mean_leaf(m: Array, divisor: Array, g: Array) -> Array:
+            return (m - jnp.asarray(step.rate, divisor.dtype) * g / divisor).astype(m.dtype)
 
         before = self if step.momentum is None else step.previous
         precision = jax.tree.map(precision_leaf, self.precision, step.curvature, before.precision)
-        mean = jax.tree.map(mean_leaf, self.mean, precision, step.gradient)
+        divisor = precision if step.divisor is None else step.divisor(precision)
+        mean = jax.tree.map(mean_leaf, self.mean, divisor, step.gradient)
         if step.momentum is not None:
             mean = jax.tree.map(
                 lambda n, m, p, sp, new: n + jnp.asarray(step.momentum, n.dtype) * sp / new * (m - p),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -32,9 +32,17 @@ class Bernoulli(ExponentialFamily):
 
     parameter: PyTree[Float[Array, "..."]]
     label: ClassVar[str] = "Bernoulli"
+    meaning: ClassVar[str] = "q(θ_j = 1) = p_j, θ ∈ {−1, 1}, λ = ½ log p/(1 − p), μ = 2p − 1  (section 4.5)"
+    update: ClassVar[str] = "λ ← (1 − ρτ)λ − ρ ∇_μ E_q ℓ̄  (eq:bayes_learn_binn)"
+    elementwise: ClassVar[bool] = True
 
     def __init__(self, natural: PyTree):
         self.parameter = jax.tree.map(lambda leaf: arrays(Bernoulli, (0,), natural=leaf)[0], natural)
+
+    @classmethod
+    def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:
+        """Bare parameters are λ, the latent weights of a binary network."""
+        return cls(params)
 
     @property
     def probabilities(self) -> PyTree:

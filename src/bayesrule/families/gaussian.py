@@ -64,6 +64,11 @@ class Gaussian(GaussianFamily, ExponentialFamily):
                 "each entry use DiagonalGaussian."
             )
 
+    @classmethod
+    def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:
+        shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (precision, params)]
+        return cls(params, jnp.diag(ravel(precision)) if shapes[0] == shapes[1] else precision)
+
     @property
     def batch_shape(self) -> tuple[int, ...]:
         return self.precision.shape[:-2]

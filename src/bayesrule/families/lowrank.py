@@ -40,6 +40,16 @@ class LowRankGaussian(GaussianFamily):
     update: ClassVar[str] = "diag(d) + UUᵀ ← projection of (1 − ρτ)S + ρH,  m ← m − ρ S⁻¹ E_q∇ℓ̄  (section 4.4)"
     structure: ClassVar[Structure] = FACTORED
 
+    @classmethod
+    def around(cls, params: PyTree, precision: Any, *, rank: int | None = None, **choices: Any) -> Self:
+        if rank is None:
+            raise ValueError(
+                "Bare parameters do not say the rank: start from a LowRankGaussian(params, diagonal, factor)."
+            )
+        size = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
+        dtype = jnp.result_type(*jax.tree.leaves(params), float)
+        return cls(params, precision, jnp.zeros((size, min(rank, size)), dtype))
+
     def __init__(self, mean: PyTree, diagonal: Any, factor: Any):
         self.mean = floating(mean)
         self.factor = floating(factor)

@@ -12,6 +12,25 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from ..steps import Step
 from .base import ExponentialFamily
+from .structure import NONE, GaussianFamily, Structure
+
+
+class BlockStructure(Structure):
+    """Each block's own structure; a diagonal one if they all are that or hold nothing."""
+
+    def __init__(self, blocks: dict[str, Structure]):
+        self.blocks = blocks
+
+    @property
+    def name(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  # as its blocks are
+        names = {structure.name for structure in self.blocks.values()}
+        return names.pop() if len(names) == 1 else "diagonal" if names <= {"none", "diagonal"} else "mixed"
+
+    def of_diagonal(self, diagonal: PyTree) -> dict[str, Any]:
+        return {name: structure.of_diagonal(diagonal[name]) for name, structure in self.blocks.items()}
+
+    def of_sandwich(self, jacobian: PyTree, middle: Float[Array, "B K K"]) -> dict[str, Any]:
+        return {name: structure.of_sandwich(jacobian[name], middle) for name, structure in self.blocks.items()}
 
 
 class Product(ExponentialFamily):
@@ -37,6 +56,34 @@ class Product(ExponentialFamily):
             found = f"others under {wrong}" if wrong else "none"
             raise ValueError(f"Product needs a dict of exponential families by name, got {found}.")
         self.blocks = {name: blocks[name] for name in sorted(blocks)}
+
+    @property
+    def elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # as its blocks are
+        return all(block.elementwise for block in self.blocks.values())
+
+    @property
+    def mean(self) -> dict[str, PyTree]:
+        """Every block's mean."""
+        return {name: block.mean for name, block in self.blocks.items()}  # type: ignore[attr-defined]  # if it has one
+
+    @property
+    def structure(self) -> Structure:
+        """Its blocks' structures, for derivatives in θ of Gaussians (diagonal or fixed) and relaxed signs."""
+        return BlockStructure({name: getattr(block, "structure", NONE) for name, block in self.blocks.items()})
+
+    def times(self, theta: dict[str, PyTree]) -> dict[str, PyTree]:
+        """Sθ in the Gaussian blocks, 0 in the others."""
+        zeros = lambda tree: jax.tree.map(jnp.zeros_like, tree)
+        return {
+            name: block.times(theta[name]) if isinstance(block, GaussianFamily) else zeros(theta[name])
+            for name, block in self.blocks.items()
+        }
+
+    def pulled(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
+        none = dict.fromkeys(self.blocks)
+        curvature, factors = (none if tree is None else tree for tree in (curvature, factors))
+        found = self._each("pulled", gradient, curvature, theta, factors)
+        return {name: pair[0] for name, pair in found.items()}, {name: pair[1] for name, pair in found.items()}
 
     @property
     def reparameterized(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # as its blocks are

@@ -6,13 +6,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
+from ..noise import normal
 from .base import Family
 
 
@@ -174,6 +175,10 @@ class GaussianFamily(Family):
     mean: eqx.AbstractVar[PyTree]
     structure: ClassVar[Structure]
 
+    @classmethod
+    def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:
+        return cls(params, precision, **choices)
+
     @abstractmethod
     def transformed(self, noise: Float[Array, "... Q"]) -> PyTree:
         """m + S^{-1/2} ε for standard normal noise of `noise_size` numbers."""
@@ -226,6 +231,13 @@ class GaussianFamily(Family):
         dtype = jnp.result_type(*jax.tree.leaves(self.mean)) if jax.tree.leaves(self.mean) else float
         return self.transformed(jax.random.normal(key, (*shape, *self.batch_shape, self.noise_size), dtype))
 
+    def drawn(self, key: Key[Array, ""], shape: tuple[int, ...] = (), *, standard: bool = False) -> PyTree:
+        """Draws like `sample`'s, by default with noise from the counter-based stream."""
+        if standard:
+            return self.sample(key, shape)
+        dtype = jnp.result_type(*jax.tree.leaves(self.mean)) if jax.tree.leaves(self.mean) else float
+        return self.transformed(normal(key, (*shape, *self.batch_shape, self.noise_size), dtype))
+
     def cross_entropy(self, other: Any) -> Float[Array, "..."]:
         """−E_q log p for another Gaussian p, every constant included."""
         return 0.5 * other.prior_trace(self) - other.log_prob(self.mean)
@@ -245,11 +257,16 @@ def floating(tree: PyTree) -> PyTree:
     return jax.tree.map(leaf, tree)
 
 
+def wide(dtype: Any) -> Any:
+    """The dtype that statistics of such parameters have: at least float32."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
 def same_shape(tree: PyTree, like: PyTree, name: str) -> PyTree:
     """`tree` spread over the leaves of `like`: a scalar everywhere, else leaf by leaf."""
     if jax.tree.structure(tree) == jax.tree.structure(like):
         try:
-            return jax.tree.map(lambda x, m: jnp.broadcast_to(x, m.shape).astype(m.dtype), tree, like)
+            return jax.tree.map(lambda x, m: jnp.broadcast_to(x, m.shape).astype(wide(m.dtype)), tree, like)
         except ValueError:
             shapes = [jnp.shape(x) for x in jax.tree.leaves(tree)], [m.shape for m in jax.tree.leaves(like)]
             raise ValueError(
@@ -257,7 +274,7 @@ def same_shape(tree: PyTree, like: PyTree, name: str) -> PyTree:
                 "entry of the mean."
             ) from None
     if jax.tree_util.treedef_is_leaf(jax.tree.structure(tree)) and jnp.ndim(tree) == 0:
-        return jax.tree.map(lambda m: jnp.full(m.shape, tree, m.dtype), like)
+        return jax.tree.map(lambda m: jnp.full(m.shape, tree, wide(m.dtype)), like)
     raise ValueError(
         f"The {name} has the structure {jax.tree.structure(tree)}, the mean {jax.tree.structure(like)}: "
         "give one number, or the same pytree as the mean."

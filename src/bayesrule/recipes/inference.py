@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ..curvature import Gradient, Score
+from ..curvature import Gradient
 from ..families.base import ExponentialFamily
 from ..families.discrete import Categorical
 from ..guards import Backtracking
 from ..points import Enumeration, Exact
 from ..rule import Rule
+from ..score import Score
 from ..steps import Number, Steps
 from .optimization import newton
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from ..curvature import Gradient, Hessian
-from ..families.diagonal import FixedGaussian
+from ..curvature import Gradient
+from ..families.fixed import FixedGaussian
 from ..families.gaussian import Gaussian
 from ..guards import Backtracking, Retraction
+from ..hessians import Hessian
 from ..points import Delta, MonteCarlo
 from ..rule import Rule
 from ..steps import Number, Steps

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ..rule import Rule
+from .deep_learning import adam, bayesbinn, dropout, ogn, sgd, straight_through, vogn
 from .inference import conjugate, exponential_weights, laplace
 from .optimization import gradient_descent, newton, von
 
@@ -46,13 +47,13 @@ _TABLE: tuple[tuple[str, str, str, str, Callable[[], Rule] | None], ...] = (
     ("Optimization", "Newton's method", "newton", "1.3.2", newton),
     ("Optimization", "Variational online Newton", "von", "3.1", von),
     ("Optimization", "Multimodal optimization", "multimodal", "3.2", None),
-    ("Deep learning", "SGD", "sgd", "4.1", None),
-    ("Deep learning", "RMSprop/Adam", "adam", "4.2", None),
-    ("Deep learning", "Dropout", "dropout", "4.3", None),
-    ("Deep learning", "STE", "straight_through", "4.5", None),
-    ("Deep learning", "Online Gauss-Newton (OGN)", "ogn", "4.4", None),
-    ("Deep learning", "Variational OGN", "vogn", "4.4", None),
-    ("Deep learning", "BayesBiNN", "bayesbinn", "4.5", None),
+    ("Deep learning", "SGD", "sgd", "4.1", lambda: sgd(0.1)),
+    ("Deep learning", "RMSprop/Adam", "adam", "4.2", lambda: adam(1e-3)),
+    ("Deep learning", "Dropout", "dropout", "4.3", lambda: dropout(0.1)),
+    ("Deep learning", "STE", "straight_through", "4.5", lambda: straight_through(0.1)),
+    ("Deep learning", "Online Gauss-Newton (OGN)", "ogn", "4.4", lambda: ogn(1e-2)),
+    ("Deep learning", "Variational OGN", "vogn", "4.4", lambda: vogn(1e-2)),
+    ("Deep learning", "BayesBiNN", "bayesbinn", "4.5", lambda: bayesbinn(1e-4)),
     ("Bayesian inference", "Conjugate Bayes", "conjugate", "5.1", conjugate),
     ("Bayesian inference", "Laplace's method", "laplace", "4.4", laplace),
     ("Bayesian inference", "Expectation-Maximization", "em", "5.2", None),

@@ -1,0 +1,187 @@
+"""Dropout as a spike-and-slab mixture: keep probability 1 is the algorithm itself, and masks are unbiased."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+import bayesrule as blr
+from bayesrule.relaxed import masked
+
+KEYS = jax.random.split(jax.random.key(2), 4)
+X = jax.random.normal(KEYS[0], (12, 3))
+Y = jnp.sin(X[:, 0])
+PARAMS = {
+    "first": {"w": 0.7 * jax.random.normal(KEYS[1], (3, 2)), "b": jnp.array([0.1, -0.2])},
+    "second": 0.8 * jax.random.normal(KEYS[2], (2, 1)),
+}
+
+
+def loss(params, example):
+    x, y = example
+    hidden = jnp.tanh(x @ params["first"]["w"] + params["first"]["b"])
+    return 0.5 * (jnp.sum(hidden @ params["second"]) - y) ** 2
+
+
+OBJECTIVE = blr.Objective(loss, size=24, regularizer=0.5)
+DATA = (X, Y)
+NEWTON = blr.newton(0.5).replace(guard=blr.NoGuard())
+GAUSSIANS = {
+    "sgd": blr.sgd(0.1),
+    "rmsprop": blr.rmsprop(0.01),
+    "adam": blr.adam(0.01),
+    "ogn": blr.ogn(0.1),
+    "newton": NEWTON,
+}
+
+
+def dropped(rule, keep, **options):
+    return rule.replace(family=rule.family.dropped(keep), points=blr.Masks(**options))
+
+
+def run(rule, steps=5):
+    def body(state, key):
+        state, info = rule.step(OBJECTIVE, state, DATA, key)
+        return state, info.objective
+
+    return jax.jit(
+        lambda: jax.lax.scan(body, rule.init(PARAMS, OBJECTIVE), jax.random.split(jax.random.key(0), steps))
+    )()
+
+
+@pytest.mark.parametrize("name", GAUSSIANS)
+def test_keeping_everything_is_the_algorithm_itself(name):
+    rule = GAUSSIANS[name]
+    expected, seen = run(rule)
+    found, also = run(dropped(rule, 1.0))
+    np.testing.assert_allclose(also, seen, rtol=1e-12)
+    for mine, theirs in zip(jax.tree.leaves(found.q.slab), jax.tree.leaves(expected.q), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-13)
+
+
+def test_dropout_is_sgd_with_masks():
+    assert dropped(blr.sgd(0.1), 0.8) == blr.dropout(0.1, 0.8)
+
+
+KEEP = {"first": 0.8, "second": 0.6}
+
+
+def every_mask(q):
+    """All 2⁵ masks of the five units, and their probabilities."""
+    rows = np.array(list(itertools.product([0.0, 1.0], repeat=5)))
+    masks = {
+        "first": {"w": jnp.asarray(rows[:, :3, None]), "b": jnp.ones((32, 1))},
+        "second": jnp.asarray(rows[:, 3:, None]),
+    }
+    keep = np.array([0.8] * 3 + [0.6] * 2)
+    return masks, jnp.asarray(np.prod(np.where(rows == 1, keep, 1 - keep), axis=1))
+
+
+class EveryMask(blr.Masks):
+    def __init__(self):
+        super().__init__()
+
+    def at(self, q, key):
+        masks, weights = every_mask(q)
+        return masked(q, masks, weights=weights)
+
+
+@pytest.mark.parametrize("name", ["sgd", "newton", "ogn"])
+def test_weighted_by_z_over_keep_the_masks_are_unbiased(name):
+    """Σ_z p(z) (z/π)∇ℓ(z∘m) = π⁻¹∇_m E_z ℓ(z∘m), and the Hessian's likewise, by enumeration and autodiff."""
+    rule = dropped(GAUSSIANS[name], KEEP)
+    q = rule.init(PARAMS, OBJECTIVE).q
+    masks, weights = every_mask(q)
+    found = rule.curvature.measure(OBJECTIVE, q, EveryMask(), DATA, None, None)
+
+    def expected_loss(mean):
+        at = lambda z: OBJECTIVE.data(jax.tree.map(jnp.multiply, z, mean), DATA)[0]
+        return jnp.sum(weights * jax.vmap(at)(masks))
+
+    np.testing.assert_allclose(found.value, expected_loss(PARAMS), rtol=1e-12)
+    keep = {"first": {"w": 0.8, "b": 1.0}, "second": 0.6}
+    slope = jax.tree.map(jnp.divide, jax.grad(expected_loss)(PARAMS), keep)
+    for mine, theirs in zip(jax.tree.leaves(found.gradient), jax.tree.leaves(slope), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-13)
+    if name == "newton":
+        flat, unravel = jax.flatten_util.ravel_pytree(PARAMS)
+        hessian = jax.hessian(lambda v: expected_loss(unravel(v)))(flat)
+        full, _ = jax.flatten_util.ravel_pytree(jax.tree.map(lambda k, m: jnp.full(m.shape, k), keep, PARAMS))
+        units = np.array([0, 1, 2, 2, 3, 3, 4, 4, 5, 6])  # biases and weights, in the order of the ravelled tree
+        same = units[:, None] == units[None, :]
+        divided = hessian / np.where(same, full[:, None], full[:, None] * full[None, :])
+        np.testing.assert_allclose(found.curvature, divided, rtol=1e-9, atol=1e-12)
+
+
+def test_drawn_masks_average_to_the_enumeration():
+    rule = blr.dropout(0.1, KEEP, samples=4000)
+    q = rule.init(PARAMS, OBJECTIVE).q
+    spots = rule.points.at(q, jax.random.key(0))
+    for name, keep in (("first", 0.8), ("second", 0.6)):
+        z = np.asarray(spots.factors[0]["first"]["w"] if name == "first" else spots.factors[0]["second"]) * keep
+        assert set(np.unique(np.round(z, 12))) <= {0.0, 1.0}
+        error = np.sqrt(keep * (1 - keep) / 4000)
+        assert np.all(np.abs(z.mean(axis=0) - keep) < 4 * error)
+
+
+def test_predictive_mean_is_keep_times_m():
+    q = blr.dropout(0.1, KEEP).init(PARAMS, OBJECTIVE).q
+    np.testing.assert_allclose(q.mean["first"]["w"], 0.8 * PARAMS["first"]["w"])
+    np.testing.assert_allclose(q.mean["first"]["b"], PARAMS["first"]["b"])
+    draws = q.sample(jax.random.key(0), (20_000,))
+    spread = draws["second"].std(axis=0) / np.sqrt(20_000)
+    assert np.all(np.abs(draws["second"].mean(axis=0) - 0.6 * PARAMS["second"]) < 4.5 * spread)
+
+
+def test_density_is_the_mixture_s():
+    """log q of one unit with two weights, against scipy's normal densities."""
+    q = blr.SpikeSlab(blr.DiagonalGaussian(jnp.array([[1.0, -0.5]]), 4.0), 0.7, spike=25.0)
+    theta = jnp.array([[0.2, -0.1]])
+    slab = stats.norm.pdf([0.2, -0.1], [1.0, -0.5], 0.5).prod()
+    spike = stats.norm.pdf([0.2, -0.1], 0.0, 0.2).prod()
+    assert float(q.log_prob(theta)) == pytest.approx(np.log(0.7 * slab + 0.3 * spike), abs=1e-12)
+    wide = blr.SpikeSlab(blr.DiagonalGaussian(jnp.array([[30.0, -20.0]]), 4.0), 0.7, spike=25.0)
+    draws = wide.sample(jax.random.key(1), (20_000,))
+    values = -np.asarray(wide.log_prob(draws))
+    assert abs(values.mean() - float(wide.entropy())) < 4.5 * values.std() / np.sqrt(values.size)
+
+
+def test_keep_probability_is_learnt():
+    """A layer whose units hurt when dropped is kept more, and the Concrete gradient points along the true one."""
+    rule = blr.dropout(0.05, {"first": 0.5, "second": 1.0}, keep_rate=0.02, samples=8)
+    state, _ = run(rule, steps=150)
+    assert float(state.q.keep["first"]["w"]) != pytest.approx(0.5, abs=1e-3)
+    assert float(state.q.keep["second"]) == 1.0
+    assert 0 < float(state.q.keep["first"]["w"]) < 1
+
+
+def test_concrete_gradient_in_keep_is_nearly_the_enumerated_one():
+    """d E_z ℓ / dπ over the three units of a layer, by enumeration; the relaxation's bias shrinks with it."""
+    weights = {"w": jnp.array([[1.0], [-0.6], [0.5]])}
+    plain = blr.Objective(lambda p, e: 0.5 * (jnp.sum(e @ p["w"]) - 1.0) ** 2, size=12)
+    rule = blr.dropout(0.1, 0.6, keep_rate=0.1, samples=200_000, relaxation=0.1)
+    q = rule.init(weights, plain).q
+    found = rule.measure(plain, q, X, None, jax.random.key(0)).gradient["keep"]["w"]
+
+    def expected(keep):
+        rows = jnp.array(list(itertools.product([0.0, 1.0], repeat=3)))
+        chance = jnp.prod(jnp.where(rows == 1, keep, 1 - keep), axis=1)
+        return jnp.sum(chance * jax.vmap(lambda z: plain.data({"w": z[:, None] * weights["w"]}, X)[0])(rows))
+
+    assert float(found) == pytest.approx(float(jax.grad(expected)(0.6)) / 3, rel=0.06)
+
+
+def test_errors_say_what_to_do():
+    with pytest.raises(ValueError, match=r"use Masks\(\)"):
+        blr.dropout(0.1).replace(points=blr.Delta())
+    with pytest.raises(ValueError, match="keep probability"):
+        blr.dropout(0.1, 1.5).init(PARAMS, OBJECTIVE)
+    with pytest.raises(ValueError, match="one number for each layer"):
+        blr.dropout(0.1, {"first": 0.5}).init(PARAMS, OBJECTIVE)
+    learnt = blr.dropout(0.1, keep_rate=0.1).replace(points=blr.Masks())
+    state = learnt.init(PARAMS, OBJECTIVE)
+    with pytest.raises(ValueError, match=r"relaxation=0\.1"):
+        learnt.step(OBJECTIVE, state, DATA, jax.random.key(0))

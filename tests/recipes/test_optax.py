@@ -1,0 +1,109 @@
+"""SGD, RMSprop and Adam are optax's, step for step, on the mean loss (REFERENCE: optax 0.2)."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import bayesrule as blr
+
+ROWS, STEPS, BATCH = 60, 200, 20
+KEYS = jax.random.split(jax.random.key(0), 4)
+X = jax.random.normal(KEYS[0], (ROWS, 4))
+Y = jnp.sin(X @ jnp.array([1.0, -2.0, 0.5, 0.3]))
+PARAMS = {
+    "hidden": {"w": 0.5 * jax.random.normal(KEYS[1], (4, 5)), "b": jnp.zeros(5)},
+    "out": [0.5 * jax.random.normal(KEYS[2], (5,)), jnp.array(0.1)],
+}
+ORDER = np.random.default_rng(0).permuted(np.tile(np.arange(ROWS), (STEPS, 1)), axis=1)[:, :BATCH]
+
+
+def apply(params, x):
+    hidden = jnp.tanh(x @ params["hidden"]["w"] + params["hidden"]["b"])
+    return hidden @ params["out"][0] + params["out"][1]
+
+
+def example_loss(params, example, decay):
+    x, y = example
+    squares = sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
+    return 0.5 * (apply(params, x) - y) ** 2 + 0.5 * decay * squares
+
+
+def theirs(transformation, decay):
+    def mean_loss(params, batch):
+        return jnp.mean(jax.vmap(lambda e: example_loss(params, e, decay))(batch))
+
+    def body(carry, index):
+        params, state = carry
+        gradient = jax.grad(mean_loss)(params, (X[index], Y[index]))
+        updates, state = transformation.update(gradient, state, params)
+        params = optax.apply_updates(params, updates)
+        return (params, state), params
+
+    return jax.lax.scan(body, (PARAMS, transformation.init(PARAMS)), ORDER)[1]
+
+
+def ours(rule, decay):
+    objective = blr.Objective(lambda p, e: example_loss(p, e, decay), size=10 * ROWS)
+
+    def body(state, index):
+        state, _ = rule.step(objective, state, (X[index], Y[index]))
+        return state, state.q.mean
+
+    return jax.lax.scan(body, rule.init(PARAMS, objective), ORDER)[1]
+
+
+SCHEDULE = optax.cosine_decay_schedule(0.01, STEPS)
+PAIRS = {
+    "sgd": (blr.sgd(0.1), optax.sgd(0.1)),
+    "sgd, schedule": (blr.sgd(SCHEDULE), optax.sgd(SCHEDULE)),
+    "sgd, momentum": (blr.sgd(0.05, momentum=0.9), optax.sgd(0.05, momentum=0.9)),
+    "rmsprop": (blr.rmsprop(0.01), optax.rmsprop(0.01, decay=0.9, eps=1e-8, eps_in_sqrt=False)),
+    "rmsprop, decay": (
+        blr.rmsprop(0.01, decay=0.99, damping=1e-4),
+        optax.rmsprop(0.01, decay=0.99, eps=1e-4, eps_in_sqrt=False),
+    ),
+    "adam": (blr.adam(0.01), optax.adam(0.01)),
+    "adam, betas": (blr.adam(0.01, averaging=0.8, decay=0.99, damping=1e-3), optax.adam(0.01, 0.8, 0.99, 1e-3)),
+    "adam, schedule": (blr.adam(SCHEDULE), optax.adam(SCHEDULE)),
+}
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01], ids=["", "weight decay in the loss"])
+@pytest.mark.parametrize("name", PAIRS)
+def test_same_trajectory(name, decay):
+    rule, transformation = PAIRS[name]
+    expected, found = jax.jit(lambda: theirs(transformation, decay))(), jax.jit(lambda: ours(rule, decay))()
+    for ours_leaf, theirs_leaf in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert float(jnp.max(jnp.abs(ours_leaf - theirs_leaf))) < 1e-12
+    assert float(jnp.abs(expected["out"][0][-1] - PARAMS["out"][0]).max()) > 0.05, "it moved at all"
+
+
+def test_a_matrix_as_preconditioner():
+    """θ ← θ − ρS⁻¹ĝ for a full S, against NumPy's solve."""
+    matrix = jnp.array([[2.0, 0.5, 0.0], [0.5, 1.5, 0.2], [0.0, 0.2, 0.7]])
+    start = {"a": jnp.array([0.4, -0.3]), "b": jnp.array(0.2)}
+    loss = lambda w, x: 0.5 * (x @ jnp.append(w["a"], w["b"]) - 1.0) ** 2
+    objective = blr.Objective(loss, size=50)
+    rows = jax.random.normal(KEYS[3], (8, 3))
+    rule = blr.sgd(0.3, precision=matrix)
+    state, _ = rule.step(objective, rule.init(start, objective), rows)
+    theta = np.array([0.4, -0.3, 0.2])
+    gradient = np.mean(np.asarray(rows) * (np.asarray(rows) @ theta - 1.0)[:, None], axis=0)
+    expected = theta - 0.3 * np.linalg.solve(np.asarray(matrix), gradient)
+    np.testing.assert_allclose(np.append(state.q.mean["a"], state.q.mean["b"]), expected, atol=1e-14)
+
+
+def test_an_objective_is_needed_for_n():
+    for rule in (blr.sgd(0.1), blr.adam(0.1), blr.vogn(0.1), blr.ivon(0.1), blr.slang(0.1)):
+        with pytest.raises(ValueError, match=r"rule.init\(params, objective\)"):
+            rule.init(PARAMS)
+
+
+def test_posterior_and_preconditioner_are_two_things():
+    """q's precision is N·v + δ whatever the square root does: here after one step of Adam, (1 − β₂)ĝ²."""
+    objective = blr.Objective(lambda w, x: 0.5 * (w - x) ** 2, size=40, regularizer=3.0)
+    rule = blr.adam(0.1)
+    state, _ = rule.step(objective, rule.init(jnp.zeros(()), objective), jnp.array([1.0, 3.0]))
+    assert float(state.q.precision) == pytest.approx(40 * 0.001 * 2.0**2 + 3.0, abs=1e-12)
