@@ -19,9 +19,10 @@ _MODULES = {
     "guards": "Backtracking Retraction NoGuard Boundary",
     "fitting": "fit Result load",
     "prediction": "predict",
+    "metrics": "",
     "evidence": "empirical_bayes",
-    "families": "SpikeSlab FixedGaussian DiagonalGaussian Gaussian LowRankGaussian Bernoulli Categorical Dirichlet "
-    "Beta Gamma Wishart NormalGamma NormalWishart Poisson Product Family ExponentialFamily",
+    "families": "FixedGaussian DiagonalGaussian Gaussian LowRankGaussian KroneckerGaussian SpikeSlab Bernoulli "
+    "Categorical Dirichlet Beta Gamma Wishart NormalGamma NormalWishart Poisson Product Family ExponentialFamily",
     "recipes": "sgd rmsprop adam dropout ogn oggn vogn voggn ivon slang straight_through bayesbinn "
     "gradient_descent newton von conjugate laplace exponential_weights table",
 }

@@ -14,6 +14,7 @@ from .families import Family as Family
 from .families import FixedGaussian as FixedGaussian
 from .families import Gamma as Gamma
 from .families import Gaussian as Gaussian
+from .families import KroneckerGaussian as KroneckerGaussian
 from .families import LowRankGaussian as LowRankGaussian
 from .families import NormalGamma as NormalGamma
 from .families import NormalWishart as NormalWishart

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import threading
 import time
@@ -273,15 +274,19 @@ def _run(
         else:
             batch, order = _batch(objective, data, shuffle_key, order, state.count, batch_size)
         now = jax.random.fold_in(step_key, state.count)
-        new, info, measured = rule.advance(objective, state, parted(batch), now, diagnose=diagnose, measured=measured)
-        good = info.finite & info.inside
+        new, info, measured = rule.advance(
+            objective, state, parted(batch), now, diagnose=diagnose, strict=True, measured=measured
+        )
         # One mini-batch may have little to say: all of an epoch's must be below the tolerance in a row.
         streak = jnp.asarray(jnp.where(info.decrement <= tolerance, streak + 1, 0)) if diagnose else streak
         code = _code(info, streak >= per_epoch)
         place = state.count - first
         trace = {name: values.at[place].set(getattr(info, name)) for name, values in trace.items()}
-        state = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, state)
-        return state, order, trace, code, streak, measured if reuse else None
+        if not (rule.guard.keeps and rule.lean(state.q)):  # else the old state needs no keeping, and no room
+            good = info.finite & info.inside
+            new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, state)
+        new = dataclasses.replace(new, count=jnp.where(info.finite & info.inside, new.count, state.count))
+        return new, order, trace, code, streak, measured if reuse else None
 
     measured = rule.measure(objective, carry[0].q, parted(data), carry[0].aux, None) if reuse else None
     return jax.lax.while_loop(unfinished, body, (*carry, measured))[:5]

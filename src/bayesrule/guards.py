@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -32,6 +32,9 @@ Assess = Callable[[Any], tuple[Array, Any]]
 class Guard(eqx.Module):
     """Takes a step and keeps λ in Ω."""
 
+    keeps: ClassVar[bool] = True
+    """Whether a step whose derivatives are finite never leaves Ω (or its boundary)."""
+
     @property
     def looks(self) -> bool:
         """Whether it measures the objective at the new q."""
@@ -54,6 +57,8 @@ def _inside(q: Any) -> Array:
 
 class NoGuard(Guard):
     """The plain step, wherever it leads."""
+
+    keeps: ClassVar[bool] = False
 
     @property
     def meaning(self) -> str:

@@ -26,6 +26,7 @@ _FITTING = {
     "diagonal": "HessianDiagonal(), GaussNewton(), GeneralizedGaussNewton(), SquaredGradient() or Stein()",
     "full": "Hessian(), GaussNewton(), GeneralizedGaussNewton() or Stein()",
     "factored": "GaussNewton() or GeneralizedGaussNewton()",
+    "kronecker": "GaussNewton() or GeneralizedGaussNewton()",
 }
 
 

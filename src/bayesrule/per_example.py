@@ -121,10 +121,10 @@ def kronecker_factors(
         A = Σ_b w_b Σ_t a_bt a_btᵀ / Σ_b w_b,    G = Σ_b w_b Σ_t d_bt d_btᵀ / T:
 
     the inputs are averaged over the examples and summed over the positions, the slopes are summed with their
-    weights over the examples and averaged over the positions (Grosse and Martens, 2016). For a dense layer with
-    one vector per example T = 1 and that is K-FAC (Martens and Grosse, 2015); for a convolution a_bt is a patch, the window's entries and then the
-    channels. A ⊗ G is over the rows of the I×O matrix `factor.matrix(leaf)`, ravelled. A bias, a scale, and any
-    leaf with one axis or none has A = [[1]] and G = Σ_b w_b ∇ℓ_b ∇ℓ_bᵀ itself, which is exact.
+    weights over the examples and averaged over the positions (Grosse and Martens, 2016). A dense layer of one vector
+    per example has T = 1, and that is K-FAC (Martens and Grosse, 2015); for a convolution a_bt is a patch, the
+    window's entries and then the channels. A ⊗ G is over the matrix `factor.matrix(leaf)`, I×O, ravelled row by row.
+    A bias, a scale, and any other leaf with one axis or none has A = [[1]] and G = Σ_b w_b ∇ℓ_b ∇ℓ_bᵀ, which is exact.
 
     With `columns` the function's output is an array, G sums over the columns as in `pulled_squares` (which makes
     the generalised Gauss–Newton matrix), and the gradient is that of the columns' sum.

@@ -99,13 +99,13 @@ class GradientAverage(eqx.Module):
         self.over = over
         self.debias = debias
 
-    def updated(self, average: PyTree, gradient: PyTree, count: Any) -> tuple[PyTree, PyTree]:
-        """The new average, and what stands for the gradient in this step."""
+    def updated(self, average: PyTree, gradient: PyTree, count: Any, go: Any = None) -> tuple[PyTree, PyTree]:
+        """The new average, and what stands for the gradient in this step; the old average where `go` is 0."""
         decay = at(self.decay, count)
+        share = 1 - decay if go is None else go * (1 - decay)
+        kept = decay if go is None else 1 - share
         new = jax.tree.map(
-            lambda u, g: jnp.asarray(decay, u.dtype) * u + jnp.asarray(1 - decay, u.dtype) * g,
-            average,
-            gradient,
+            lambda u, g: jnp.asarray(kept, u.dtype) * u + jnp.asarray(share, u.dtype) * g, average, gradient
         )
         if not self.debias:
             return new, new

@@ -7,6 +7,7 @@ from .discrete import Bernoulli, Categorical, Poisson
 from .fixed import FixedGaussian
 from .gamma import Gamma, NormalGamma
 from .gaussian import Gaussian
+from .kronecker import KroneckerGaussian
 from .lowrank import LowRankGaussian
 from .product import Product
 from .spike_slab import SpikeSlab
@@ -23,6 +24,7 @@ __all__ = [
     "FixedGaussian",
     "Gamma",
     "Gaussian",
+    "KroneckerGaussian",
     "LowRankGaussian",
     "NormalGamma",
     "NormalWishart",

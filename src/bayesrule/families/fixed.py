@@ -167,6 +167,9 @@ class FixedGaussian(GaussianFamily, ExponentialFamily):
 
     # The rule.
 
+    def added(self, first: Any, second: Any) -> None:
+        return None
+
     def derivatives(self, natural_gradient: PyTree) -> tuple[PyTree, None]:
         return natural_gradient, None
 

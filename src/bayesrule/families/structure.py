@@ -137,7 +137,7 @@ class FactoredStructure(Structure):
 
     def of_sandwich(self, jacobian: PyTree, middle: Float[Array, "B K K"]) -> Factored:
         flat = ravel(jacobian, 2)
-        rows = _times(_square_root(middle), flat).reshape((-1, flat.shape[-1]))
+        rows = _times(square_root(middle), flat).reshape((-1, flat.shape[-1]))
         return Factored(jnp.zeros_like(flat[0, 0]), rows)
 
     def add(self, first: Factored, second: Factored) -> Factored:
@@ -159,7 +159,8 @@ def _times(middle: Float[Array, "B K K"], flat: Float[Array, "B K P"]) -> Float[
     return jnp.einsum("bkl,blp->bkp", middle, flat)
 
 
-def _square_root(middle: Float[Array, "B K K"]) -> Float[Array, "B K K"]:
+def square_root(middle: Float[Array, "B K K"]) -> Float[Array, "B K K"]:
+    """Rows c_r with M = Σ_r c_r c_rᵀ (of a negative part, nothing)."""
     if middle.shape[-1] == 1:
         return jnp.sqrt(jnp.maximum(middle, 0.0))
     values, vectors = jnp.linalg.eigh(middle)

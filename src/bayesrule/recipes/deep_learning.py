@@ -16,7 +16,7 @@ from ..families.diagonal import DiagonalGaussian
 from ..families.discrete import Bernoulli
 from ..families.fixed import FixedGaussian
 from ..families.lowrank import LowRankGaussian
-from ..guards import Boundary, Guard, NoGuard, Retraction
+from ..guards import Boundary, Guard, Retraction
 from ..hessians import GaussNewton, GeneralizedGaussNewton
 from ..points import Delta, MonteCarlo, Points
 from ..relaxed import Masks, Relaxed, Sign
@@ -279,4 +279,4 @@ def _online(
     scaling = None if plain else Scaling(damping, start=curvature if relative else None)
     steps = _steps(rate, decay, average, scaling, temperature)
     first = Candidate(family, curvature, per_example=True, prior=True, **(choices or {}))
-    return Rule(first, points, measured, steps, guard or NoGuard(), name=name, section="4.4")
+    return Rule(first, points, measured, steps, guard or Boundary(), name=name, section="4.4")
