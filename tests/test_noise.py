@@ -16,7 +16,7 @@ from scipy import stats
 from scipy.special import erfinv, factorial2, ndtri
 
 from bayesrule import noise
-from bayesrule.noise import normal, normals, stored
+from bayesrule.noise import normal, normals
 
 F32 = jnp.float32
 KEY = jax.random.key(20)
@@ -351,15 +351,9 @@ def test_a_key_is_consumed_once():
         normal(key, (3,))
         with pytest.raises(jax.errors.KeyReuseError):
             normal(key, (3,))
-        key = jax.random.key(3)
-        jax.jit(lambda key, yes: stored(lambda: normals(key, tree), yes))(key, True)
 
 
 # ---- Memory ----
-
-
-def temporaries(function, *arguments):
-    return jax.jit(function).lower(*arguments).compile().memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize("shape", [(1_000_000,), (1000, 1000), (10, 100, 1000)])
@@ -370,21 +364,6 @@ def test_noise_is_fused_into_what_uses_it(shape):
     entry = compiled.as_text().split("ENTRY")[1]
     size = ",".join(map(str, shape))
     assert sum(f"= f32[{size}]" in line and "parameter" not in line for line in entry.splitlines()) == 1
-
-
-def test_stored_keeps_one_array():
-    m, s = jnp.zeros(1_000_000, F32), jnp.ones(1_000_000, F32)
-
-    def readers(theta, m, s):
-        return s * (theta - m) * jnp.sin(theta), m + 0.1 * theta
-
-    def theta(key, m, s):
-        return m + normal(key, m.shape) / jnp.sqrt(s)
-
-    kept = temporaries(
-        lambda key, m, s, count: readers(stored(lambda: theta(key, m, s), count >= 0), m, s), KEY, m, s, jnp.int32(0)
-    )
-    assert kept < 1.01 * m.nbytes
 
 
 def test_many_small_leaves_share_one_loop():

@@ -115,7 +115,7 @@ class SquaredGradient(Pointwise):
 
     def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measured:
         measured = sloped(objective, theta, batch, aux, key)
-        squares = jax.tree.map(lambda g: g**2 / jnp.asarray(objective.size, g.dtype), measured.gradient)
+        squares = jax.tree.map(lambda g: jnp.asarray(1 / objective.size, g.dtype) * g**2, measured.gradient)
         return dataclasses.replace(measured, curvature=squares)
 
 

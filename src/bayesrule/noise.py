@@ -20,7 +20,7 @@ that the tails keep all bits. Both signs are exact mirror images and no word giv
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -98,24 +98,6 @@ def normals(key: PRNGKeyArray, tree: PyTree, lead: Sequence[int] = ()) -> PyTree
         pieces = jnp.split(lax.optimization_barrier(pool), np.cumsum([sizes[place] for place in places])[:-1])
         streams |= {place: piece.reshape(shapes[place]) for place, piece in zip(places, pieces, strict=True)}
     return jax.tree.unflatten(structure, [streams[place] for place in range(len(leaves))])
-
-
-def stored(make: Callable[[], PyTree], always: Array) -> PyTree:
-    """`make()`, computed once and stored, so that nothing of it is repeated in what reads it.
-
-    For θ = m + ε/√s, which the loss and then the update read. Left alone, XLA on a CPU fuses the sum into each reader
-    and stores ε and 1/√s in its place: two arrays for one, and fresh memory is what such a step spends most of its
-    time on. It drops `optimization_barrier` before it fuses; what it does not look through is a conditional.
-
-    Args:
-        make: draws and builds what is to be stored. It has to draw inside: noise drawn before is fused as before.
-        always: true, but so that XLA cannot know it: `count >= 0` of a step count held in the state.
-    """
-
-    def never() -> PyTree:
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), jax.eval_shape(make))
-
-    return lax.cond(always, make, never)
 
 
 def _checked(dtype: Any) -> np.dtype:

@@ -126,6 +126,11 @@ class Rule(eqx.Module):
             prior = objective.regularizer.derivatives(q.gaussian)[1]
             temperature = at(self.steps.temperature, 0)
             scale = self.steps.scaling.first(q.gaussian.precision, objective.size, temperature, prior)
+            if self.steps.scaling.by_prior and prior is None:
+                raise ValueError(
+                    'damping="prior" damps by the prior\'s precision, and this objective has no prior: give it '
+                    "regularizer=δ, or the rule a number as damping."
+                )
         return State(q, jnp.zeros((), int), previous, average, aux, scale)
 
     def step(self, objective: Any, state: State, batch: PyTree = None, key: Any = None) -> tuple[State, Info]:

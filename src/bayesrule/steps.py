@@ -109,18 +109,19 @@ class GradientAverage(eqx.Module):
         )
         if not self.debias:
             return new, new
-        correction = 1 - decay ** (count + 1.0)
-        return new, jax.tree.map(lambda u: u / jnp.asarray(correction, u.dtype), new)
+        correction = 1 / (1 - decay ** (count + 1.0))
+        return new, jax.tree.map(lambda u: jnp.asarray(correction, u.dtype) * u, new)
 
 
 class Scaling(eqx.Module):
     r"""What divides the gradient of the mean loss in the mean's step, where that is not q's precision.
 
     With $v = (τS − δ)/N$, the curvature of the mean loss that q's precision S stands for (δ is the prior's):
-    $m ← m − ρ\hat g / (\sqrt{\hat v} + c)$ with `root` (`eq:rmsprop_update`), else
-    $m ← m − ρ\hat g / (\hat v + δ/N + c)$. q stays as it is: posterior and preconditioner are two things.
+    $m ← m − ρ\hat g / (\sqrt{\hat v} + δ/N + c)$ with `root` (`eq:rmsprop_update`), else
+    $m ← m − ρ\hat g / (\hat v + δ/N + c)$. q stays as it is: posterior and preconditioner are two things. Without
+    δ/N a prior would throw a parameter that the data never see, and v never scales, back and forth past its mean.
 
-    `damping` is c; `"prior"` puts δ/N in its place (Vadam). `debias` divides v by $1 − (1−ρ)^t$, as Adam does.
+    `damping` is c; `"prior"` leaves it to δ/N (Vadam). `debias` divides v by $1 − (1−ρ)^t$, as Adam does.
     `start` is a curvature h₀: the rate is then in units of the divisor at $v = h_0$, so that the first step
     from there is $−ρ\hat g$, as gradient descent's (IVON).
     """
@@ -158,15 +159,15 @@ class Scaling(eqx.Module):
         """What the mean's step divides by at this step count, where `fraction` of the precision is replaced."""
         correction = 1 - (1 - fraction) ** (count + 1.0) if self.debias else None
         damping, start = at(self.damping, count), None if self.start is None else at(self.start, count)
-        return Divisor(size, temperature, prior, v, damping, correction, start, self.root, self.by_prior)
+        return Divisor(size, temperature, prior, v, damping, correction, start, self.root)
 
     def __str__(self) -> str:
         v = "v̂" if self.debias else "v"
-        said = [f"√{v}" if self.root else f"({v} + δ/N)", *(["δ/N"] if self.by_prior and self.root else [])]
+        said = [f"√{v}" if self.root else v, "δ/N"]
         if not (isinstance(self.damping, float | int) and self.damping == 0):
             said.append(str(self.damping))
         relative = "" if self.start is None else f", relative to v = {self.start}"
-        return f"ĝ over {' + '.join(said)}{relative}"
+        return f"ĝ over ({' + '.join(said)}){relative}"
 
 
 class Divisor(eqx.Module):
@@ -180,31 +181,37 @@ class Divisor(eqx.Module):
     correction: Any
     start: Any
     root: bool = eqx.field(static=True)
-    by_prior: bool = eqx.field(static=True)
 
     def __call__(self, precision: PyTree) -> PyTree:
         """What divides the gradient of the sum over N examples, for every entry of the precision."""
-        if self.prior is None:
-            return jax.tree.map(lambda s: self._of(s, jnp.zeros((), s.dtype)), precision)
-        if self.v is None:
-            return jax.tree.map(self._of, precision, self.prior)
-        return jax.tree.map(self._of, precision, self.prior, self.v)
+        rest = [tree for tree in (self.prior, self.v) if tree is not None]
+        return jax.tree.map(self._of, precision, *rest)
 
-    def _of(self, s: Array, prior: Array, v: Array | None = None) -> Array:
+    def _of(self, s: Array, prior: Array | None = None, v: Array | None = None) -> Array:
+        # Numbers are multiplied and divided among themselves first: a division for every entry costs as much as all
+        # the rest of Adam's arithmetic.
         cast = lambda x: jnp.asarray(x, s.dtype)
-        size = cast(self.size)
-        spare = prior / size
-        whole = cast(self.temperature) * s / size
+        spare = None if prior is None else prior * cast(1 / self.size)
+        share = self.temperature / self.size
         if self.root or self.correction is not None:
-            v = jnp.maximum(whole - spare, 0) if v is None else v
-            whole = self._scaled(v if self.correction is None else v / cast(self.correction), spare)
-        first = cast(1.0) if self.start is None else self._scaled(cast(self.start), spare) + cast(self.damping)
-        return (whole + cast(self.damping)) * (size / first)
+            unbias = 1.0 if self.correction is None else 1 / self.correction
+            if v is not None:
+                v = v * cast(unbias)
+            elif spare is None:
+                v = s * cast(share * unbias)
+            else:
+                v = jnp.maximum(s * cast(share) - spare, 0) * cast(unbias)
+            whole = self._scaled(v, spare)
+        else:
+            whole = s * cast(share)
+        whole = whole + cast(self.damping)
+        if self.start is None:
+            return whole * cast(self.size)
+        return whole * (cast(self.size) / (self._scaled(cast(self.start), spare) + cast(self.damping)))
 
-    def _scaled(self, v: Array, spare: Array) -> Array:
-        if not self.root:
-            return v + spare
-        return jnp.sqrt(v) + spare if self.by_prior else jnp.sqrt(v)
+    def _scaled(self, v: Array, spare: Array | None) -> Array:
+        scaled = jnp.sqrt(v) if self.root else v
+        return scaled if spare is None else scaled + spare
 
 
 _UNITS = {

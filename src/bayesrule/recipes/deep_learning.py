@@ -68,10 +68,11 @@ def adam(
     damping: Number | str = 1e-8,
     initial_precision: Any = None,
 ) -> Rule:
-    r"""Adam, $θ ← θ − α\hat u/(\sqrt{\hat v} + c)$ (section 4.2, `eq:adam_momentum`).
+    r"""Adam, $θ ← θ − α\hat u/(\sqrt{\hat v} + δ/N + c)$ (section 4.2, `eq:adam_momentum`).
 
     RMSprop's pieces with the gradient averaged, $u ← β_1u + (1−β_1)\hat g$, and both averages debiased. `averaging` is
-    β₁, `decay` β₂, `damping` c. With `damping="prior"`, a prior, `initial_precision` for q's first precision and
+    β₁, `decay` β₂, `damping` c; a prior's gradient is in u but not in v, and its curvature δ/N in the divisor. With
+    `damping="prior"` (c = 0), `initial_precision` for q's first precision and
     `.replace(points=MonteCarlo(1))` it is Vadam (Khan et al., ICML 2018).
 
     >>> import bayesrule as blr, jax.numpy as jnp

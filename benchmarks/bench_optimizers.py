@@ -1,0 +1,152 @@
+"""One step of SGD, Adam and IVON on 10⁷ (and 10⁵) float32 parameters, against optax and ivon-opt.
+
+The gradient is an array that is given, so that the step alone is timed: optax is handed it, ours has a loss whose
+derivative it is. Programs are jitted and their buffers donated; ours and the peers' are interleaved. "Scanned" is five
+steps in one call, as in `fit`. ivon-opt runs where it is installed (`pip install torch==2.13.0 ivon-opt==0.1.3`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import bayesrule as blr
+
+LEAVES, SIZE, DECAY, SCANNED = 16, 1000, 1e-3, 5
+AIMS = {
+    ("sgd", "optax sgd"): 1.05,
+    ("adam", "optax adam"): 1.05,
+    ("ivon", "adam"): 4.0,
+    ("ivon, scanned", "adam, scanned"): 4.0,
+}
+
+
+@jax.custom_vjp
+def loss(params: dict, slope: dict) -> jax.Array:
+    """A number whose derivative in the parameters is `slope`."""
+    return jnp.zeros(())
+
+
+loss.defvjp(
+    lambda params, slope: (jnp.zeros(()), slope),
+    lambda slope, cotangent: (jax.tree.map(lambda x: cotangent * x, slope), None),
+)
+
+
+def arrays(count: int) -> tuple[dict, dict]:
+    shape = (count // LEAVES,)
+    params = {f"leaf{i:02}": jnp.full(shape, 0.1, jnp.float32) for i in range(LEAVES)}
+    slope = {name: jnp.linspace(-1e-3, 1e-3, shape[0], dtype=jnp.float32) for name in params}
+    return params, slope
+
+
+def theirs(transformation: optax.GradientTransformation, count: int) -> Callable[[], None]:
+    params, slope = arrays(count)
+
+    @partial(jax.jit, donate_argnums=(0, 1))
+    def step(params: dict, state: optax.OptState, slope: dict) -> tuple:
+        updates, state = transformation.update(slope, state, params)
+        return optax.apply_updates(params, updates), state
+
+    carry = [params, transformation.init(params)]
+
+    def run() -> None:
+        carry[0], carry[1] = step(*carry, slope)
+        jax.block_until_ready(carry)
+
+    return run
+
+
+def ours(
+    rule: blr.Rule, count: int, regularizer: float | None = None, steps: int = 1
+) -> tuple[Callable[[], None], float]:
+    """A call of one or more steps, and the temporary memory of its program in units of the parameters."""
+    params, slope = arrays(count)
+    objective = blr.Objective(loss, size=SIZE, regularizer=regularizer)
+    batch = jax.tree.map(lambda x: x[None], slope)
+
+    @partial(jax.jit, donate_argnums=0)
+    def step(state: blr.State, batch: dict, key: jax.Array) -> blr.State:
+        if steps == 1:
+            return rule.step(objective, state, batch, key)[0]
+        one = lambda state, k: (rule.step(objective, state, batch, k)[0], None)
+        return jax.lax.scan(one, state, jax.random.split(key, steps))[0]
+
+    carry = [jax.tree.map(jnp.array, rule.init(params, objective))]
+    keys = iter(jax.random.split(jax.random.key(0), 1000))
+
+    def run() -> None:
+        carry[0] = step(carry[0], batch, next(keys))
+        jax.block_until_ready(carry)
+
+    compiled = step.lower(carry[0], batch, jax.random.key(0)).compile()
+    return run, compiled.memory_analysis().temp_size_in_bytes / (4 * count)
+
+
+def ivon_opt(count: int) -> Callable[[], None] | None:
+    try:
+        import ivon
+        import torch
+    except ImportError:
+        return None
+    params = [torch.nn.Parameter(torch.full((count // LEAVES,), 0.1)) for _ in range(LEAVES)]
+    slope = torch.linspace(-1e-3, 1e-3, count // LEAVES)
+    optimizer = ivon.IVON(params, lr=0.1, ess=SIZE, weight_decay=DECAY)
+
+    def run() -> None:
+        with optimizer.sampled_params(train=True):
+            optimizer.zero_grad()
+            for p in params:
+                p.grad = slope.clone()
+        optimizer.step()
+
+    return run
+
+
+def fastest(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
+    for run in runs.values():
+        run()
+    best = dict.fromkeys(runs, np.inf)
+    for _ in range(repeats):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - began)
+    return best
+
+
+def main(data: Path | None) -> None:
+    for count, repeats in ((10_000_000, 40), (100_000, 200)):
+        mine = {
+            "sgd": ours(blr.sgd(0.1), count),
+            "adam": ours(blr.adam(1e-3), count),
+            "ivon": ours(blr.ivon(0.1), count, SIZE * DECAY),
+        }
+        runs = {name: pair[0] for name, pair in mine.items()}
+        runs |= {"optax sgd": theirs(optax.sgd(0.1), count), "optax adam": theirs(optax.adam(1e-3), count)}
+        for name, rule, prior in (("adam", blr.adam(1e-3), None), ("ivon", blr.ivon(0.1), SIZE * DECAY)):
+            mine[f"{name}, scanned"] = ours(rule, count, prior, SCANNED)
+            runs[f"{name}, scanned"] = mine[f"{name}, scanned"][0]
+        peer = ivon_opt(count)
+        aims = dict(AIMS) if count > 10**6 else {}
+        if peer is not None:
+            runs["ivon-opt"] = peer
+            aims["ivon", "ivon-opt"] = 0.15 if count > 10**6 else 0.5
+        times = {name: t / (SCANNED if "scanned" in name else 1) for name, t in fastest(runs, repeats).items()}
+        print(f"{count:,} parameters in {LEAVES} leaves")
+        for name, seconds in times.items():
+            memory = f"   temporaries {mine[name][1]:.2f} × the parameters" if name in mine else ""
+            print(f"  {name:<16}{1e3 * seconds:8.2f} ms{memory}")
+        for (name, other), aim in aims.items():
+            print(f"  {name} / {other}: {times[name] / times[other]:.2f} (aim {aim})")
+
+
+if __name__ == "__main__":
+    main(None)
