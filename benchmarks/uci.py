@@ -9,12 +9,13 @@ One rule finds every number for all sets and methods, from the training part alo
 
 - The weights are N(0, 1/(δ·inputs)), the biases N(0, 1/δ), and the noise is σ². Each method starts from the mean that
   the same run of Adam found at δ = 1 and σ² = 0.5 or 0.05 (a start that fits too little, and one that fits too much),
-  and does up to 60 rounds of its steps. After each round δ and σ² are set to what maximises the bound given q (EM): δ = P/E‖θ‖², at most 1, and σ² = (‖r‖² + σ²γ)/N, with the
-  residuals r at q's mean and γ = Σ(1 − δ·var θ), at most 0.7N, the number of parameters that the data determine. (The
-  two limits keep the mean-field methods from pruning the whole network before they have learnt anything.)
+  and does up to 60 rounds of its steps. After each round δ and σ² are set to what maximises the bound given q (EM):
+  δ = P/E‖θ‖², at most 1, and σ² = (‖r‖² + σ²γ)/N, with the residuals r at q's mean and γ = Σ(1 − δ·var θ), at most
+  0.7N, the number of parameters that the data determine. (The two limits keep the mean-field methods from pruning
+  the whole network before they have learnt anything.)
 - A fifth of the training part is held out first. Where its log-likelihood is highest says which start to take, how many
-  rounds to do and which predictive to use: linearised (Gaussian) or the mixture over draws. Then all is done again on the whole
-  training part.
+  rounds to do and which predictive to use: linearised (Gaussian) or the mixture over draws. Then all is done again on
+  the whole training part.
 """
 
 from __future__ import annotations

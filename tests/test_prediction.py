@@ -40,7 +40,7 @@ def gaussians():
 # Averages over samples and points.
 
 
-@pytest.mark.parametrize("link", [None, "softmax", jnp.square], ids=str)
+@pytest.mark.parametrize("link", [None, "softmax", jnp.square], ids=["None", "softmax", "square"])
 @pytest.mark.parametrize("name", ["Gaussian", "Bernoulli"])
 def test_samples_are_brute_force_over_the_split_keys(name, link):
     q = blr.Bernoulli(MEAN) if name == "Bernoulli" else gaussians()[name]

@@ -78,7 +78,7 @@ class Boundary(Guard):
 
     @property
     def meaning(self) -> str:
-        return "the plain step; S may be 0 where no gradient was ever seen, the damping carries it"
+        return "the plain step; S may be 0 where no gradient was ever seen"
 
     def take(self, q: Any, step: Step, assess: Any, limit: Any) -> Taken:
         new = q.moved(step)

@@ -176,7 +176,7 @@ def _factors(q: Any, theta: PyTree, factors: PyTree, share: Array) -> Any:
     def sides(path: Any, leaf: Array, factor: Kronecker) -> tuple[Array, Array]:
         if leaf.ndim < 2:
             return jnp.ones((1, 1), factor.outputs.dtype), jnp.kron(factor.inputs, factor.outputs)
-        places = np.arange(leaf.size).reshape(leaf.shape)
+        places: Any = np.arange(leaf.size).reshape(leaf.shape)
         if not np.array_equal(np.asarray(factor.matrix(places)), places.reshape(-1, leaf.shape[-1])):
             raise ValueError(
                 "A KroneckerGaussian takes a layer's weights as (…, inputs, outputs), and "

@@ -73,7 +73,7 @@ def _check_width(points: Points, member: Any) -> None:
         if not isinstance(leaf, Tracer) and jnp.any(leaf <= 0):
             raise ValueError(
                 "This q would be sampled with a precision of zero, an infinite width: give a prior (regularizer=δ) or "
-                "a starting precision (initial_precision=…)."
+                "a starting precision (initial_precision=…, or curvature=…)."
             )
 
 

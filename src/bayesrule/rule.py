@@ -19,7 +19,7 @@ from .measured import Measured
 from .objective import Objective, as_objective
 from .pairing import check
 from .points import Points
-from .steps import Step, Steps, at
+from .steps import Scheduled, Step, Steps, at
 
 
 class State(eqx.Module):
@@ -102,6 +102,8 @@ class Rule(eqx.Module):
         if unknown:
             raise ValueError(f"A rule has no piece {sorted(unknown)}; its pieces are {sorted(known)}.")
         mine = {name: getattr(self, name) for name in known}
+        if isinstance(pieces.get("family"), type) and issubclass(pieces["family"], Family):
+            pieces["family"] = self.family.of(pieces["family"])  # a bare class starts where this algorithm does
         if "name" not in pieces:
             # The steps' numbers stay out of the name: it is static, and a sweep over them must not recompile.
             said = {name: "…" if name == "steps" else piece for name, piece in pieces.items() if name != "section"}
@@ -162,6 +164,7 @@ class Rule(eqx.Module):
         step as `measured` if the batch and the points stay the same.
         """
         objective = as_objective(objective)
+        state = self._tempered(state)
         q = state.q
         self._check_state(objective, state)
         if measured is None:
@@ -199,6 +202,14 @@ class Rule(eqx.Module):
         rate = jnp.asarray(at(self.steps.rates.mean, state.count), float) * taken.fraction
         info = Info(value, rate, taken.acted, taken.fraction, finite, taken.inside, bound, decrement)
         return after, info, taken.measured
+
+    def _tempered(self, state: State) -> State:
+        """Under a temperature schedule, q's precision S = (Nv + δ)/τ at the temperature of this step."""
+        temperature = self.steps.temperature
+        if self.steps.units != "fraction" or not isinstance(temperature, Scheduled):
+            return state
+        before = at(temperature, jnp.maximum(state.count - 1, 0))
+        return dataclasses.replace(state, q=state.q.sharpened(before / at(temperature, state.count)))
 
     def lean(self, q: Any) -> bool:
         """Whether a bad step is one with rates of zero: to choose between old and new would hold both at once."""
@@ -313,9 +324,12 @@ class Rule(eqx.Module):
             ("steps", str(self.steps), ""),
             ("guard", repr(self.guard), self.guard.meaning),
         ]
-        width = max(len(value) for _, value, _ in rows)
+        width = max(len(value) for piece, value, _ in rows if piece != "steps")
         lines = [f"  {piece:<10} {value:<{width}}  {meaning}".rstrip() for piece, value, meaning in rows]
-        return "\n".join([f"{self.name}{where}", *lines, f"  {'update':<10} {kind.update}"])
+        update = kind.update
+        if self.steps.scaling is not None:
+            update = f"{update.split(',')[0]},  m ← m − ρ {self.steps.scaling}"
+        return "\n".join([f"{self.name}{where}", *lines, f"  {'update':<10} {update}"])
 
     __repr__ = __str__
 

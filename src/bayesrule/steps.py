@@ -165,8 +165,8 @@ class Scaling(eqx.Module):
         v = "v̂" if self.debias else "v"
         said = [f"√{v}" if self.root else v, "δ/N"]
         if not (isinstance(self.damping, float | int) and self.damping == 0):
-            said.append(str(self.damping))
-        relative = "" if self.start is None else f", relative to v = {self.start}"
+            said.append(_said(self.damping))
+        relative = "" if self.start is None else f", relative to v = {_said(self.start)}"
         return f"ĝ over ({' + '.join(said)}){relative}"
 
 
@@ -291,17 +291,19 @@ class Steps(eqx.Module):
         return mean if scaled else mean / unit, precision / unit
 
     def __str__(self) -> str:
-        mean, precision = self.rates.mean, self.rates.precision
-        same = mean is precision or (isinstance(mean, float | int) and mean == precision)
+        mean, precision = _said(self.rates.mean), _said(self.rates.precision)
+        same = mean == precision
         rate = {"natural": "ρ", "fraction": "ρτ", "mean": "ρN"}[self.units]
         rate = "ρ" if self.units == "fraction" and _is_one(self.temperature) else rate
         said = [f"{rate} = {mean}" if same else f"{rate} = {mean} (mean), {precision} (precision)"]
         if not _is_one(self.temperature):
-            said.append(f"τ = {self.temperature}")
+            said.append(f"τ = {_said(self.temperature)}")
         if self.momentum is not None:
-            said.append(f"natural momentum γ = {self.momentum} (eq:bayes_learn_rule_momentum)")
+            said.append(f"natural momentum γ = {_said(self.momentum)} (eq:bayes_learn_rule_momentum)")
         if self.average is not None:
-            said.append(f"gradient averaged over the {self.average.over}, β = {self.average.decay} (eq:adam_momentum)")
+            said.append(
+                f"gradient averaged over the {self.average.over}, β = {_said(self.average.decay)} (eq:adam_momentum)"
+            )
         if self.scaling is not None:
             said.append(str(self.scaling))
         if self.reverse:
@@ -309,6 +311,10 @@ class Steps(eqx.Module):
         if self.lazy:
             said.append("lazily: the whole sum from the start (section 5.4)")
         return ", ".join(said)
+
+
+def _said(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float | int) else str(value)
 
 
 def _is_one(value: Any) -> bool:

@@ -43,6 +43,12 @@ class Family(eqx.Module):
             return gradient, curvature
         return jax.tree.map(jnp.multiply, gradient, factors), curvature
 
+    def sharpened(self, factor: Any) -> Self:
+        """The same q with its precision times a number."""
+        raise ValueError(
+            f"A {type(self).__name__} has no precision to rescale, so its temperature is one number, not a schedule."
+        )
+
     def lifted(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
         """Derivatives in the terms of `gaussian`, as the step takes them."""
         return gradient, curvature

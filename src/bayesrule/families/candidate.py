@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import PyTree
 
 from .base import Family
@@ -62,6 +63,13 @@ class Candidate(eqx.Module):
                     f"from a {self.kind.__name__}, or change the algorithm: rule.replace(family=…, curvature=…)."
                 )
             return given
+        if not all(
+            isinstance(leaf, int | float | complex) or hasattr(leaf, "dtype") for leaf in jax.tree.leaves(given)
+        ):
+            raise ValueError(
+                "Parameters must be arrays in containers, and some leaves here are not (activation functions of a "
+                "module, say): split them off with eqx.partition(module, eqx.is_inexact_array) and combine in apply."
+            )
         if any(jnp.iscomplexobj(leaf) for leaf in jax.tree.leaves(given)):
             raise ValueError("Parameters must be real: split complex ones into real and imaginary parts.")
         # Half-precision parameters are kept, and moved, in float32: their updates would be lost in rounding.
@@ -77,6 +85,11 @@ class Candidate(eqx.Module):
                 "This algorithm starts from a precision that depends on the number of examples N and on the prior: "
                 "make the state with rule.init(params, objective)."
             )
+        if self.prior and not isinstance(temperature, Tracer) and float(temperature) <= 0:
+            raise ValueError(
+                "At a temperature of 0 this q would start with an infinite precision: let the schedule begin above 0, "
+                "at 0.01 say."
+            )
         first = jax.tree.map(lambda h: h * (objective.size if self.per_example else 1), self.precision)
         if not self.prior:
             return first
@@ -86,6 +99,10 @@ class Candidate(eqx.Module):
         if like in (jax.tree.structure(first), jax.tree.structure(added)):  # maybe one number beside a pytree
             first, added = spread(first), spread(added)
         return jax.tree.map(lambda a, b: (a + b) / temperature, first, added)
+
+    def of(self, kind: type[Family]) -> Candidate:
+        """Another family that starts from the same precision."""
+        return Candidate(kind, self.precision, per_example=self.per_example, prior=self.prior)
 
     def dropped(self, keep: Any, **choices: Any) -> Candidate:
         """The spike-and-slab mixture whose slab is this family: dropout with this keep probability."""

@@ -196,6 +196,10 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
             )
         return eqx.tree_at(lambda q: (q.mean, q.precision), self, (mean, precision))
 
+    def sharpened(self, factor: Any) -> Self:
+        precision = jax.tree.map(lambda s: jnp.asarray(factor, s.dtype) * s, self.precision)
+        return eqx.tree_at(lambda q: q.precision, self, precision)
+
     def decrement(self, step: Step) -> Float[Array, ""]:
         """½ Σ g²/s + ¼ Σ ((h − τs)/s)²."""
 

@@ -185,6 +185,9 @@ class FixedGaussian(GaussianFamily, ExponentialFamily):
             mean = jax.tree.map(push, mean, self.mean, step.previous.mean)
         return self._at(mean)
 
+    def sharpened(self, factor: Any) -> Self:
+        return self  # it is fixed
+
     def decrement(self, step: Step) -> Float[Array, ""]:
         """½ gᵀS⁻¹g."""
         return jnp.sum(0.5 * self.inner(step.gradient, self.solve(step.gradient)))

@@ -222,6 +222,10 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         mean = self._vector(self.mean) + _solve(jnp.linalg.cholesky(precision), push)
         return eqx.tree_at(lambda q: (q.mean, q.precision), self, (self._tree(mean), precision))
 
+    def sharpened(self, factor: Any) -> Self:
+        precision = jnp.asarray(factor, self.precision.dtype) * self.precision
+        return eqx.tree_at(lambda q: q.precision, self, precision)
+
     def decrement(self, step: Step) -> Float[Array, ""]:
         """½ gᵀS⁻¹g + ¼ tr[(S⁻¹(H − τS))²]."""
         # Through the covariance, which a step needs anyway, and not through more triangular solves.

@@ -64,7 +64,9 @@ class LowRankGaussian(GaussianFamily):
                 f"axes in front, got {self.factor.shape}."
             )
         diagonal = floating(diagonal)
-        flat = diagonal if jnp.ndim(diagonal) == 0 else ravel(diagonal, len(lead))  # one number, or as the mean
+        flat = (
+            diagonal if isinstance(diagonal, jax.Array) and diagonal.ndim == 0 else ravel(diagonal, len(lead))
+        )  # one number, or as the mean
         self.diagonal = jnp.broadcast_to(flat, (*lead, size)).astype(self.factor.dtype)
 
     @property
@@ -170,6 +172,12 @@ class LowRankGaussian(GaussianFamily):
         new = eqx.tree_at(lambda q: (q.diagonal, q.factor), self, (diagonal, largest))
         push = jnp.asarray(step.rate, diagonal.dtype) * new._solve(self._vector(step.gradient))
         return eqx.tree_at(lambda q: q.mean, new, self._tree(self._vector(self.mean) - push))
+
+    def sharpened(self, factor: Any) -> Self:
+        factor = jnp.asarray(factor, self.diagonal.dtype)
+        return eqx.tree_at(
+            lambda q: (q.diagonal, q.factor), self, (factor * self.diagonal, jnp.sqrt(factor) * self.factor)
+        )
 
     def decrement(self, step: Step) -> Float[Array, ""]:
         """½ gᵀS⁻¹g, the mean's part (the precision moves by projection)."""

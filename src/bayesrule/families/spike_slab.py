@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.scipy.special import xlogy
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
@@ -53,6 +54,11 @@ class SpikeSlab(Family):
             raise ValueError(f"The slab of a SpikeSlab is a Gaussian, got {type(slab).__name__}.")
         self.slab = slab
         self.keep = _spread(keep, slab.mean)
+        if all(leaf.ndim < 2 for leaf in jax.tree.leaves(slab.mean)) and not _always(keep):
+            raise ValueError(
+                "Dropout drops the inputs of layers, rows of (inputs, outputs) leaves, and here every leaf has fewer than "
+                "two axes: shape the parameters so, or use the algorithm without dropout."
+            )
         self.first = self.keep
         self.spike = jnp.asarray(spike, jnp.result_type(*jax.tree.leaves(slab.mean)))
         self.learnt = learnt
@@ -163,6 +169,9 @@ class SpikeSlab(Family):
         keep = jax.tree.map(leaf, self.keep, self.first, step.gradient["keep"])
         return eqx.tree_at(lambda q: (q.slab, q.keep), self, (slab, keep))
 
+    def sharpened(self, factor: Any) -> Self:
+        return eqx.tree_at(lambda q: q.slab, self, self.slab.sharpened(factor))
+
     def trace(self, curvature: Any) -> Float[Array, ""]:
         return self.slab.trace(curvature)
 
@@ -227,6 +236,10 @@ def _by_unit(x: Array) -> Array:
     return jnp.sum(x, axis=tuple(axis for axis in range(x.ndim) if axis != x.ndim - 2), keepdims=True)
 
 
+def _always(keep: PyTree) -> bool:
+    return not any(isinstance(k, Tracer) or float(k) < 1 for k in jax.tree.leaves(keep))
+
+
 def _logit(p: Array) -> Array:
     return jnp.log(p) - jnp.log1p(-p)
 
@@ -235,7 +248,7 @@ def _spread(keep: PyTree, mean: PyTree) -> PyTree:
     """One probability for each leaf; leaves without units are always kept."""
 
     def below(k: Any, part: PyTree) -> PyTree:
-        if not isinstance(k, jax.core.Tracer) and not 0 < float(k) <= 1:
+        if not isinstance(k, Tracer) and not 0 < float(k) <= 1:
             raise ValueError(f"A keep probability is above 0 and at most 1, got {float(k):g}.")
         return jax.tree.map(lambda m: jnp.asarray(k if m.ndim > 1 else 1.0, m.dtype), part)
 

@@ -178,7 +178,8 @@ class GaussianFamily(Family):
 
     @classmethod
     def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:
-        return cls(params, precision, **choices)
+        make: Any = cls  # its own fields are a subclass's matter
+        return make(params, precision, **choices)
 
     @abstractmethod
     def transformed(self, noise: Float[Array, "... Q"]) -> PyTree:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax.numpy as jnp
+
 from ..curvature import Curvature, Gradient, SquaredGradient, Stein
 from ..families.base import Family
 from ..families.candidate import Candidate
@@ -85,7 +87,9 @@ def adam(
     scaling = Scaling(damping, root=True, debias=True)
     steps = _steps(rate, decay, GradientAverage(averaging), scaling)
     rule = _adaptive(Delta(), SquaredGradient(), steps, Boundary(), name="adam", section="4.2")
-    return rule if initial_precision is None else _from(rule, Candidate(DiagonalGaussian, initial_precision))
+    if initial_precision is None:
+        return rule
+    return rule.replace(family=Candidate(DiagonalGaussian, initial_precision), name=rule.name)
 
 
 def dropout(
@@ -125,10 +129,12 @@ def dropout(
 
 
 def ogn(rate: Number, **options: Any) -> Rule:
-    r"""Online Gauss–Newton, $θ ← θ − ρ\hat g/(v + δ/N)$ with $v ← βv + (1−β)\tfrac1M\sum_i\hat g_i^2$ (section 4.4).
+    r"""Online Gauss–Newton, $θ ← θ − ρ\hat u/(v + δ/N)$ with $v ← βv + (1−β)\tfrac1M\sum_i\hat g_i^2$ (section 4.4).
 
-    Adam's family and points with each example's squared gradient in place of the mini-batch's, and neither square
-    root nor debiasing (`eq:don`, `eq:OGN_approx`). Options as for `vogn`.
+    Adam's family and points with each example's squared gradient in place of the mini-batch's (`eq:don`,
+    `eq:OGN_approx`). Of Adam's extras it keeps the gradient's average, debiased, with the regularizer outside; v is
+    neither rooted nor debiased, and starts from h₀. Options as for `vogn`; by default the rate is relative to the first
+    divisor, so the step is $−ρ(h_0 + δ/N)\hat g/(v + δ/N)$.
     """
     return _online("ogn", rate, Delta(), GaussNewton(), **options)
 
@@ -161,7 +167,7 @@ def ivon(rate: Number, *, samples: int = 1, antithetic: bool = False, decay: Num
     r"""IVON (Shen et al., ICML 2024): `vogn` with Stein's identity for the Hessian, from gradients alone.
 
     $f = S(θ−m)\hat g$, $h ← β_2h + (1−β_2)f + ½(1−β_2)^2(h−f)^2/(h+δ/N)$ (the retraction),
-    $m ← m − α(\hat u + δm/N)/(h + δ/N)$. Options as for `vogn`; the effective sample size is N/`temperature`.
+    $m ← m − α(\hat u + δm/N)/(h + δ/N)$ with α = `rate`·(h₀ + δ/N). Options as for `vogn`; the effective sample size is N/`temperature`.
 
     >>> import bayesrule as blr
     >>> print(blr.ivon(0.1).curvature)
@@ -254,10 +260,6 @@ def _adaptive(points: Points, curvature: Curvature, steps: Steps, guard: Guard, 
     return Rule(family, points, curvature, steps, guard, name=name, section=section)
 
 
-def _from(rule: Rule, family: Candidate) -> Rule:
-    return rule.replace(family=family, name=rule.name)
-
-
 def _online(
     name: str,
     rate: Number,
@@ -275,7 +277,10 @@ def _online(
     choices: dict[str, Any] | None = None,
 ) -> Rule:
     """A Gaussian that starts from v = h₀; the regularizer stays outside the gradient's average."""
-    average = None if averaging == 0 else GradientAverage(averaging, over="data")
+    if relative and not (callable(curvature) or jnp.ndim(curvature) == 0):
+        raise ValueError("A curvature for each entry goes with relative=False: the rate is relative to one number.")
+    none = isinstance(averaging, float | int) and averaging == 0
+    average = None if none else GradientAverage(averaging, over="data")
     plain = not relative and isinstance(damping, float | int) and damping == 0
     scaling = None if plain else Scaling(damping, start=curvature if relative else None)
     steps = _steps(rate, decay, average, scaling, temperature)
