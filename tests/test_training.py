@@ -281,3 +281,54 @@ def test_a_resumed_run_is_the_uncut_one_bit_for_bit(name, cut, tmp_path):
     for a, b in zip(jax.tree.leaves(resumed.state), jax.tree.leaves(uncut.state), strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(resumed.trace["objective"], uncut.trace["objective"][cut:])
+
+
+@pytest.mark.parametrize("name", ["vogn", "ivon", "slang", "kronecker"])
+def test_the_precision_goes_with_the_temperature(name):
+    """S = (Nv + δ)/τ at every step of a schedule, and the mean's step does not jump with it."""
+    cooling = lambda t: jnp.where(t < 1, 1.0, 0.1)
+    recipe = {"vogn": blr.vogn, "ivon": blr.ivon, "slang": blr.slang, "kronecker": blr.vogn}[name]
+    options = {"relative": False} if name == "kronecker" else {}
+    rule = recipe(1e-3, decay=1 - 1e-9, averaging=0, temperature=cooling, **options)
+    if name == "kronecker":
+        rule = rule.replace(family=blr.KroneckerGaussian)
+    state = rule.init(PARAMS, OBJECTIVE)
+    steps = []
+    for i in range(3):
+        before = state.q.mean
+        state, _ = rule.step(OBJECTIVE, state, DATA, jax.random.key(i))
+        steps.append(float(jnp.linalg.norm(state.q.mean["w"] - before["w"])))
+    np.testing.assert_allclose(1 / state.q.variance()["w"], (96 + 0.5) / 0.1, rtol=1e-4)
+    assert 0.3 < steps[1] / steps[0] < 3
+
+
+def test_a_temperature_that_starts_at_zero_is_refused():
+    with pytest.raises(ValueError, match="begin above 0"):
+        blr.vogn(0.1, temperature=optax.linear_schedule(0.0, 1.0, 10)).init(PARAMS, OBJECTIVE)
+
+
+def test_replacing_the_family_keeps_its_start():
+    rule = blr.vogn(0.1, relative=False)
+    for family in (blr.KroneckerGaussian, blr.Gaussian):
+        q = rule.replace(family=family).init(PARAMS, OBJECTIVE).q
+        np.testing.assert_allclose(1 / q.variance()["w"], 96.5, rtol=1e-12)
+
+
+def test_sweeps_trace_the_numbers():
+    """Rates, averaging, decay and temperature are leaves: a sweep is a vmap."""
+
+    def first(rate, averaging, temperature):
+        rule = blr.vogn(rate, averaging=averaging, temperature=temperature, decay=averaging)
+        state = rule.init(PARAMS, OBJECTIVE)
+        return rule.step(OBJECTIVE, state, DATA, jax.random.key(0))[0].q.mean["v"]
+
+    grid = jnp.array([0.1, 0.2]), jnp.array([0.5, 0.9]), jnp.array([1.0, 0.5])
+    swept = jax.vmap(first)(*grid)
+    np.testing.assert_allclose(swept[1], first(0.2, 0.9, 0.5), rtol=1e-10)
+
+
+def test_parameters_that_are_not_arrays_are_named():
+    with pytest.raises(ValueError, match="eqx.partition"):
+        blr.adam(1e-3).init({"w": PARAMS["w"], "activation": jnp.tanh}, OBJECTIVE)
+    with pytest.raises(ValueError, match="fewer than two axes"):
+        blr.dropout(0.1, 0.5).init(jnp.ones(4), OBJECTIVE)

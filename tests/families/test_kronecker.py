@@ -93,7 +93,7 @@ def test_noisy_k_fac_trains_a_convolutional_network():
     x = jax.random.normal(KEYS[2], (64, 8, 8, 1))
     y = (x[:, :, :4].mean((1, 2, 3)) > x[:, :, 4:].mean((1, 2, 3))).astype(int)
     objective = blr.Objective(networks.softmax_cross_entropy, output=network.apply, size=64, regularizer=1.0)
-    rule = blr.vogn(0.1, decay=0.9, relative=False, curvature=1.0).replace(family=blr.KroneckerGaussian)
+    rule = blr.vogn(0.1, decay=0.9, relative=False, curvature=0.01).replace(family=blr.KroneckerGaussian)
     result = blr.fit(rule, objective, network.init(KEYS[3]), (x, y), steps=60, batch_size=32, key=KEYS[4])
     probabilities = blr.predict(result.q, network.apply, x, key=KEYS[5], samples=8, link="softmax")
     assert blr.metrics.accuracy(probabilities, y) > 0.85

@@ -64,9 +64,8 @@ class LowRankGaussian(GaussianFamily):
                 f"axes in front, got {self.factor.shape}."
             )
         diagonal = floating(diagonal)
-        flat = (
-            diagonal if isinstance(diagonal, jax.Array) and diagonal.ndim == 0 else ravel(diagonal, len(lead))
-        )  # one number, or as the mean
+        single = isinstance(diagonal, jax.Array) and diagonal.ndim == 0  # one number, or as the mean
+        flat = diagonal if single else ravel(diagonal, len(lead))
         self.diagonal = jnp.broadcast_to(flat, (*lead, size)).astype(self.factor.dtype)
 
     @property

@@ -56,8 +56,8 @@ class SpikeSlab(Family):
         self.keep = _spread(keep, slab.mean)
         if all(leaf.ndim < 2 for leaf in jax.tree.leaves(slab.mean)) and not _always(keep):
             raise ValueError(
-                "Dropout drops the inputs of layers, rows of (inputs, outputs) leaves, and here every leaf has fewer than "
-                "two axes: shape the parameters so, or use the algorithm without dropout."
+                "Dropout drops the inputs of layers, rows of (inputs, outputs) leaves, and here every leaf has fewer "
+                "than two axes: shape the parameters so, or use the algorithm without dropout."
             )
         self.first = self.keep
         self.spike = jnp.asarray(spike, jnp.result_type(*jax.tree.leaves(slab.mean)))

@@ -167,7 +167,8 @@ def ivon(rate: Number, *, samples: int = 1, antithetic: bool = False, decay: Num
     r"""IVON (Shen et al., ICML 2024): `vogn` with Stein's identity for the Hessian, from gradients alone.
 
     $f = S(θ−m)\hat g$, $h ← β_2h + (1−β_2)f + ½(1−β_2)^2(h−f)^2/(h+δ/N)$ (the retraction),
-    $m ← m − α(\hat u + δm/N)/(h + δ/N)$ with α = `rate`·(h₀ + δ/N). Options as for `vogn`; the effective sample size is N/`temperature`.
+    $m ← m − α(\hat u + δm/N)/(h + δ/N)$ with α = `rate`·(h₀ + δ/N). Options as for `vogn`; the effective
+    sample size is N/`temperature`.
 
     >>> import bayesrule as blr
     >>> print(blr.ivon(0.1).curvature)
