@@ -328,7 +328,7 @@ def test_sweeps_trace_the_numbers():
 
 
 def test_parameters_that_are_not_arrays_are_named():
-    with pytest.raises(ValueError, match="eqx.partition"):
+    with pytest.raises(ValueError, match=r"eqx\.partition"):
         blr.adam(1e-3).init({"w": PARAMS["w"], "activation": jnp.tanh}, OBJECTIVE)
     with pytest.raises(ValueError, match="fewer than two axes"):
         blr.dropout(0.1, 0.5).init(jnp.ones(4), OBJECTIVE)

@@ -73,7 +73,7 @@ class Isotropic(Regularizer):
             return sum((self.at_mean(block) for block in _gaussian_blocks(q)), start=jnp.zeros(()))
         mean = _gaussian(q).mean
         leaves = jax.tree.leaves(mean)
-        squares = sum((jnp.sum(leaf**2) for leaf in leaves), start=0.0)
+        squares = sum((jnp.vdot(leaf, leaf) for leaf in leaves), start=0.0)  # no array of squares
         return self._value(squares, sum(leaf.size for leaf in leaves))
 
     def expected(self, q: Any) -> Array:
