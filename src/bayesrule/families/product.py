@@ -217,8 +217,10 @@ class Product(ExponentialFamily):
         return type(self)(self._each("moved", self._steps(step)))
 
     def sharpened(self, factor: Any) -> Self:
-        gaussian = lambda block: block.sharpened(factor) if isinstance(block, GaussianFamily) else block
-        return type(self)({name: gaussian(block) for name, block in self.blocks.items()})
+        def of(block: Any) -> Any:
+            return block.sharpened(factor) if isinstance(block, GaussianFamily) else block
+
+        return type(self)({name: of(block) for name, block in self.blocks.items()})
 
     def decrement(self, step: Step) -> Float[Array, ""]:
         return jnp.asarray(sum(self._each("decrement", self._steps(step)).values(), start=0.0))
