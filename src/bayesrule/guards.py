@@ -100,7 +100,7 @@ class Retraction(Guard):
 
     def take(self, q: Any, step: Step, assess: Any, limit: Any) -> Taken:
         new = q.moved(dataclasses.replace(step, retraction=True))
-        return Taken(new, jnp.ones(()), ~_inside(q.moved(step)), _inside(new))
+        return Taken(new, jnp.ones(()), ~jnp.all(q.moved(step).proper()), _inside(new))
 
 
 class Backtracking(Guard):

@@ -77,6 +77,10 @@ class Family(eqx.Module):
     def inside(self) -> Bool[Array, "..."]:
         """Whether the parameters lie in the open set Ω where q is a distribution."""
 
+    def proper(self) -> Bool[Array, "..."]:
+        """`inside`, as far as a Gaussian's precision goes."""
+        return self.inside()
+
 
 class ExponentialFamily(Family):
     r"""A minimal exponential family, $q(θ) = h(θ) \exp[⟨λ, T(θ)⟩ − A(λ)]$.

@@ -147,6 +147,9 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
         outside = jax.tree.map(lambda m, s: ~(jnp.isfinite(m) & jnp.isfinite(s) & (s > 0)), q.mean, q.precision)
         return self._sum(outside) == 0
 
+    def proper(self) -> Bool[Array, "..."]:
+        return self._sum(jax.tree.map(lambda s: ~(jnp.isfinite(s) & (s > 0)), self.precision)) == 0
+
     def raised(self, covector: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         def second(m: Array, s: Array, c: Array, d: Array) -> Array:
             return 0.5 * s**2 * (d - 2 * m * c)
