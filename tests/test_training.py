@@ -62,8 +62,10 @@ def test_parts_of_a_batch_add_up_to_it(name):
     parts, _ = step(objective, state, blr.Microbatches(batch, 4), jax.random.key(1))
     if name == "slang":  # its factor's columns have no sign of their own
         whole, parts = ((s.q.mean, s.q.precision) for s in (whole, parts))
-    # A vector in a product holds A ⊗ G as one matrix, and a product of two sums is not the sum of the parts'.
-    close(parts, whole, 1e-3 if name == "kronecker" else 1e-9)
+    if name == "kronecker":  # a vector in a product holds A ⊗ G as one matrix, which is not the sum of the parts'
+        rest = lambda s: [{k: tree[k] for k in ("w", "b")} for tree in (s.q.mean, s.q.inputs, s.q.outputs)]
+        whole, parts = rest(whole), rest(parts)
+    close(parts, whole, 1e-9)
 
 
 def test_a_batch_must_divide():
@@ -266,8 +268,10 @@ def test_a_bad_loss_or_gradient_never_enters_the_state(name):
         np.testing.assert_array_equal(result.q.mean, start)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adam", "ivon", "slang", "dropout", "bayesbinn"])
-@pytest.mark.parametrize("cut", [1, 7, 23])
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [("sgd", 7), ("adam", 1), ("adam", 23), ("ivon", 7), ("slang", 7), ("dropout", 7), ("bayesbinn", 7)],
+)
 def test_a_resumed_run_is_the_uncut_one_bit_for_bit(name, cut, tmp_path):
     """Step count, momentum, keys and the place in the data: cut anywhere, saved, loaded and resumed."""
     rule, objective = RULES[name], objective_of(name)
@@ -332,3 +336,18 @@ def test_parameters_that_are_not_arrays_are_named():
         blr.adam(1e-3).init({"w": PARAMS["w"], "activation": jnp.tanh}, OBJECTIVE)
     with pytest.raises(ValueError, match="fewer than two axes"):
         blr.dropout(0.1, 0.5).init(jnp.ones(4), OBJECTIVE)
+
+
+@pytest.mark.parametrize("name", ["adam", "ivon", "kronecker", "dropout"])
+def test_a_state_of_ones_own_loop_is_saved_and_resumed(name, tmp_path):
+    rule, step = RULES[name], jax.jit(RULES[name].step)
+    state = rule.init(PARAMS, OBJECTIVE)
+    for i in range(2):
+        state, _ = step(OBJECTIVE, state, DATA, jax.random.key(i))
+    blr.save(tmp_path / "state.npz", (state, jax.random.key(2), 2))
+    loaded, key, place = blr.load(tmp_path / "state.npz")
+    assert place == 2
+    onward = step(OBJECTIVE, state, DATA, jax.random.key(2))[0]
+    resumed = step(OBJECTIVE, loaded, DATA, key)[0]
+    for a, b in zip(jax.tree.leaves(onward), jax.tree.leaves(resumed), strict=True):
+        np.testing.assert_array_equal(a, b)

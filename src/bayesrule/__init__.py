@@ -17,7 +17,7 @@ _MODULES = {
     "score": "Reparameterized Score",
     "steps": "Steps Rates GradientAverage Scaling",
     "guards": "Backtracking Retraction NoGuard Boundary",
-    "fitting": "fit Result load",
+    "fitting": "fit Result save load",
     "prediction": "predict",
     "metrics": "",
     "evidence": "empirical_bayes",

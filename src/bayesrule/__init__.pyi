@@ -25,6 +25,7 @@ from .families import Wishart as Wishart
 from .fitting import Result as Result
 from .fitting import fit as fit
 from .fitting import load as load
+from .fitting import save as save
 from .guards import Backtracking as Backtracking
 from .guards import Boundary as Boundary
 from .guards import NoGuard as NoGuard

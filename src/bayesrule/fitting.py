@@ -81,10 +81,20 @@ class Result:
         return f"Result({type(self.q).__name__} after {self.steps} steps, {self.reason})"
 
 
-def load(path: str | Path, like: PyTree = None) -> Result:
-    """Read what `Result.save` wrote. Parameters that are not plain containers need `like`, any value of
+def save(path: str | Path, value: PyTree) -> None:
+    """Write a rule's state (with a key and a place in the data, as a tuple, say), a family, or any pytree of arrays.
+
+    One file of arrays and JSON, no code, written atomically; `load` gives it back bit for bit. For loops of one's own
+    around `rule.step`: `fit` has its `checkpoint=`.
+    """
+    write(path, {"value": value})
+
+
+def load(path: str | Path, like: PyTree = None) -> Any:
+    """Read what `Result.save` (or `save`) wrote. Parameters that are not plain containers need `like`, any value of
     the same structure."""
-    return Result(**read(path, like))
+    fields = read(path, like)
+    return fields["value"] if set(fields) == {"value"} else Result(**fields)
 
 
 def fit(

@@ -282,8 +282,8 @@ class Rule(eqx.Module):
             temperature,
             None if steps.momentum is None else jnp.asarray(at(steps.momentum, count), float),
             None if steps.momentum is None else state.previous,
-            divisor,
             steps.reverse,
+            divisor=divisor,
         )
         return step if go is None else step.shortened(go), average
 

@@ -31,9 +31,9 @@ class Step(eqx.Module):
     temperature: Any
     momentum: Any = None
     previous: Any = None
-    divisor: Divisor | None = None
     reverse: bool = eqx.field(static=True, default=False)
     retraction: bool = eqx.field(static=True, default=False)
+    divisor: Divisor | None = None
 
     def shortened(self, factor: Any) -> Step:
         """The same step, `factor` as long: the whole displacement of λ shrinks, momentum included."""
