@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, Self
@@ -289,7 +290,7 @@ class ExponentialFamily(Family):
         for leaf, rank in zip(leaves, self._own_ranks(), strict=True):
             shape = leaf.shape[leaf.ndim - rank :]
             symmetric = rank == 2 and self.ranks is not None
-            size = shape[0] * (shape[0] + 1) // 2 if symmetric else _product(shape)
+            size = shape[0] * (shape[0] + 1) // 2 if symmetric else math.prod(shape)
             part = vector[..., start : start + size]
             parts.append(_from_lower(part, shape[0]) if symmetric else part.reshape(vector.shape[:-1] + shape))
             start += size
@@ -369,13 +370,6 @@ class ExponentialFamily(Family):
         initial = jax.lax.stop_gradient(self.coordinates(start))
         initial = jnp.broadcast_to(initial, target.shape).astype(target.dtype)
         return self.uncoordinates(jax.lax.custom_root(residual, initial, solve, tangent_solve))
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    size = 1
-    for axis in shape:
-        size *= axis
-    return size
 
 
 def _to_vector(leaf: Array, rank: int, ranked: bool) -> Array:
