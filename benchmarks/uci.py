@@ -35,8 +35,8 @@ from threadpoolctl import threadpool_limits
 jax.config.update("jax_enable_x64", True)
 
 import bayesrule as blr  # noqa: E402  (after the precision is set)
-from bayesrule.metrics import gaussian_log_likelihood, mixture_log_likelihood, rmse  # noqa: E402
-from bayesrule.models.networks import gaussian_nll, mlp  # noqa: E402
+from bayesrule.metrics import gaussian_log_likelihood, mixture_log_likelihood, rmse  # noqa: E402  (the same)
+from bayesrule.models.networks import gaussian_nll, mlp  # noqa: E402  (the same)
 
 SETS = ("boston", "concrete", "energy", "power", "wine_red", "yacht")
 HIDDEN, ROUNDS, HELD_OUT, DRAWS, BATCH = 50, 60, 0.2, 100, 32

@@ -13,7 +13,6 @@ from jaxtyping import Array, PyTree
 from .curvature import Curvature
 from .families.base import Family
 from .families.candidate import Candidate, as_candidate
-from .families.structure import GaussianFamily
 from .guards import Backtracking, Guard, NoGuard
 from .measured import Measured
 from .objective import Objective, as_objective
@@ -118,7 +117,7 @@ class Rule(eqx.Module):
         check(self.family, self.points, self.curvature, self.steps, self.guard, q)
         average = None
         if self.steps.average is not None:
-            average = jax.tree.map(jnp.zeros_like, _gradient_like(q))
+            average = jax.tree.map(jnp.zeros_like, q.gradient_like())
         aux = None if objective is None else objective.aux
         if self.steps.lazy:
             average = jax.tree.map(jnp.zeros_like, q.natural())
@@ -205,15 +204,23 @@ class Rule(eqx.Module):
 
     def _tempered(self, state: State) -> State:
         """Under a temperature schedule, q's precision S = (Nv + δ)/τ at the temperature of this step."""
-        temperature = self.steps.temperature
-        if self.steps.units != "fraction" or not isinstance(temperature, Scheduled):
+        if not self._warming:
             return state
+        temperature = self.steps.temperature
         before = at(temperature, jnp.maximum(state.count - 1, 0))
         return dataclasses.replace(state, q=state.q.sharpened(before / at(temperature, state.count)))
 
+    @property
+    def _warming(self) -> bool:
+        return self.steps.units == "fraction" and isinstance(self.steps.temperature, Scheduled)
+
     def lean(self, q: Any) -> bool:
-        """Whether a bad step is one with rates of zero: to choose between old and new would hold both at once."""
-        return q.elementwise and not self.steps.lazy and not isinstance(self.guard, Backtracking)
+        """Whether a bad step is one with rates of zero: to choose between old and new would hold both at once.
+
+        Not where a bad step has more to undo: a guard's halvings, the lazy sum, a precision at a new temperature.
+        """
+        simple = not (self.steps.lazy or self._warming or isinstance(self.guard, Backtracking))
+        return simple and q.elementwise
 
     def _kept(self, state: State, after: State, good: Array) -> State:
         """The new state, or the old one where the step was not good."""
@@ -332,11 +339,6 @@ class Rule(eqx.Module):
         return "\n".join([f"{self.name}{where}", *lines, f"  {'update':<10} {update}"])
 
     __repr__ = __str__
-
-
-def _gradient_like(q: Any) -> PyTree:
-    """A tree of the shapes that a step's gradient has for this q."""
-    return q.mean if isinstance(q, GaussianFamily) else q.derivatives(q.natural())[0]
 
 
 def _finite_part(tree: PyTree) -> PyTree:

@@ -5,6 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy import stats
 
@@ -185,3 +186,23 @@ def test_errors_say_what_to_do():
     state = learnt.init(PARAMS, OBJECTIVE)
     with pytest.raises(ValueError, match=r"relaxation=0\.1"):
         learnt.step(OBJECTIVE, state, DATA, jax.random.key(0))
+
+
+def test_the_trajectory_is_optax_s_sgd_on_the_masked_loss():
+    """optax's SGD on the autodiff gradient of the mean loss at z∘θ, over π₁ in each layer, for the masks drawn."""
+    rule = blr.dropout(0.1, KEEP)
+    plain = blr.Objective(loss, size=24)
+    state, params = rule.init(PARAMS, plain), PARAMS
+    sgd = optax.sgd(0.1)
+    memory = sgd.init(params)
+    for i in range(30):
+        key = jax.random.key(i)
+        z = rule.points.at(state.q, jax.random.clone(key)).factors[0]  # z/π₁
+        masks = jax.tree.map(lambda f, k: f[0] * k, z, state.q.keep)
+        dropped = lambda p, z=masks: jnp.mean(jax.vmap(lambda e: loss(jax.tree.map(jnp.multiply, z, p), e))(DATA))
+        slope = jax.tree.map(jnp.divide, jax.grad(dropped)(params), state.q.keep)
+        updates, memory = sgd.update(slope, memory)
+        params = optax.apply_updates(params, updates)
+        state, _ = rule.step(plain, state, DATA, key)
+    for mine, theirs in zip(jax.tree.leaves(state.q.slab.mean), jax.tree.leaves(params), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12)

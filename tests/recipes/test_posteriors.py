@@ -157,3 +157,54 @@ def test_bounds_rise_with_the_family():
     assert diagonal <= low[1] <= low[3] <= low[10] <= low[31] + 1e-6
     assert low[31] == pytest.approx(full, abs=1e-4)
     assert full - diagonal > 1.0, "the order is not a tie"
+
+
+# OGN and VOGN, by their published equations.
+
+
+@pytest.mark.parametrize("variational", [False, True], ids=["ogn", "vogn"])
+def test_ogn_and_vogn_are_their_equations(variational):
+    """θ = m + ε/√S; u ← β₁u + (1−β₁)ĝ(θ); v ← β₂v + (1−β₂)·mean ĝᵢ(θ)²; m ← m − α(û + δm/N)/(v + δ/N), S = Nv + δ
+    (Khan et al., 2018; Osawa et al., 2019), in NumPy with every example's gradient written out."""
+    size, delta, rate, first, second, start = 60, 2.5, 0.05, 0.9, 0.95, 0.4
+    x = np.asarray(jax.random.normal(jax.random.key(2), (30, 3)))
+    y = np.sign(x[:, 0] + 0.3)
+    objective = blr.Objective(lambda w, e: jnp.logaddexp(0.0, -e[1] * (e[0] @ w)), size=size, regularizer=delta)
+    recipe = blr.vogn if variational else blr.ogn
+    rule = recipe(rate, averaging=first, decay=second, curvature=start, relative=False)
+    noise = np.asarray(jax.random.normal(jax.random.key(3), (80, 3))) * variational
+    mean, u, v = np.array([0.1, -0.2, 0.3]), np.zeros(3), np.full(3, start)
+    state = rule.init(jnp.asarray(mean), objective)
+    step = jax.jit(lambda s, e: (rule.replace(points=Given(e)) if variational else rule).step(objective, s, (x, y))[0])
+    for t, epsilon in enumerate(noise, start=1):
+        state = step(state, epsilon)
+        theta = mean + epsilon / np.sqrt(size * v + delta)
+        gradients = (-y / (1 + np.exp(y * (x @ theta))))[:, None] * x
+        u = first * u + (1 - first) * gradients.mean(axis=0)
+        v = second * v + (1 - second) * np.mean(gradients**2, axis=0)
+        mean = mean - rate * (u / (1 - first**t) + delta / size * mean) / (v + delta / size)
+        np.testing.assert_allclose(state.q.mean, mean, rtol=1e-10, atol=1e-12)
+        np.testing.assert_allclose(state.q.precision, size * v + delta, rtol=1e-11)
+
+
+def test_a_bad_step_of_a_schedule_leaves_the_precision():
+    """Cut short by a loss that is not finite, under a temperature schedule: q is the last good one, untouched."""
+    cooling = lambda t: jnp.where(t < 2, 1.0, 0.1)
+    objective = blr.Objective(lambda w, x: jnp.sum((w - x) ** 2), size=4, regularizer=1.0)
+    rule = blr.ogn(0.1, temperature=cooling)
+    good = blr.fit(rule, objective, jnp.zeros(3), jnp.ones((4, 3)), steps=2)
+    bad = blr.fit(rule, objective, good, jnp.full((4, 3), jnp.inf), steps=2)
+    assert bad.reason == "not finite"
+    np.testing.assert_array_equal(bad.q.precision, good.q.precision)
+    assert bad.steps == 2
+
+
+def test_a_curvature_for_each_entry():
+    entries = {"a": jnp.array([1.0, 2.0]), "b": jnp.array(3.0)}
+    objective = blr.Objective(lambda w, x: jnp.sum(w["a"]) * w["b"] * x, size=4, regularizer=1.0)
+    start = jax.tree.map(jnp.ones_like, entries)
+    q = blr.vogn(0.1, curvature=entries, relative=False).init(start, objective).q
+    np.testing.assert_allclose(q.precision["a"], [5.0, 9.0])
+    np.testing.assert_allclose(blr.slang(0.1, curvature=entries).init(start, objective).q.diagonal, [5.0, 9.0, 13.0])
+    with pytest.raises(ValueError, match="relative=False"):
+        blr.vogn(0.1, curvature=entries)

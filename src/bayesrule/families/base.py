@@ -234,6 +234,10 @@ class ExponentialFamily(Family):
         """The gradient and curvature that this family's `moved` takes, from ∇_μ E_q ℓ̄."""
         return natural_gradient, None
 
+    def gradient_like(self) -> PyTree:
+        """A tree of the shapes that a step's gradient has."""
+        return self.derivatives(self.natural())[0]
+
     def direction(self, step: Step) -> PyTree:
         """∇_μ[E_q ℓ̄ − τ H(q)] = ∇_μ E_q ℓ̄ + τ(λ + ∇_μ E_q log h)  (`app:natgrad_entropy`)."""
         decay = self.natural()

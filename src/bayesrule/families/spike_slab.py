@@ -145,11 +145,7 @@ class SpikeSlab(Family):
     def added(self, first: Any, second: Any) -> Any:
         return self.slab.added(first, second)
 
-    def derivatives(self, gradient: PyTree) -> tuple[PyTree, Any]:
-        return gradient, None
-
-    def natural(self) -> PyTree:
-        """The shape of a step's gradient."""
+    def gradient_like(self) -> PyTree:
         return {"slab": self.slab.mean, "keep": self.keep} if self.learnt else self.slab.mean
 
     def _slab_step(self, step: Step) -> Step:

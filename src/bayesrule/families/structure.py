@@ -220,6 +220,9 @@ class GaussianFamily(Family):
     def added(self, first: Any, second: Any) -> Any:
         return self.structure.add(first, second)
 
+    def gradient_like(self) -> PyTree:
+        return self.mean
+
     @property
     def noise_size(self) -> int:
         """How many standard normal numbers make one draw."""

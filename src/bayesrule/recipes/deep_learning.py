@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from ..curvature import Curvature, Gradient, SquaredGradient, Stein
@@ -278,7 +279,8 @@ def _online(
     choices: dict[str, Any] | None = None,
 ) -> Rule:
     """A Gaussian that starts from v = h₀; the regularizer stays outside the gradient's average."""
-    if relative and not (callable(curvature) or jnp.ndim(curvature) == 0):
+    single = jax.tree_util.all_leaves([curvature]) and jnp.ndim(curvature) == 0
+    if relative and not single:
         raise ValueError("A curvature for each entry goes with relative=False: the rate is relative to one number.")
     none = isinstance(averaging, float | int) and averaging == 0
     average = None if none else GradientAverage(averaging, over="data")
