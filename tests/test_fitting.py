@@ -244,7 +244,7 @@ def test_resuming_is_not_having_stopped(name, tmp_path):
 
 def test_ctrl_c_loses_nothing(monkeypatch):
     """The second call of the compiled loop is interrupted: the state after the first is returned."""
-    calls, run = [], fitting._run
+    calls, run = [], fitting.run_chunk
 
     def interrupted(*arguments, **more):
         calls.append(1)
@@ -252,7 +252,7 @@ def test_ctrl_c_loses_nothing(monkeypatch):
             raise KeyboardInterrupt
         return run(*arguments, **more)
 
-    monkeypatch.setattr(fitting, "_run", interrupted)
+    monkeypatch.setattr(fitting, "run_chunk", interrupted)
     result = blr.fit(blr.gradient_descent(0.01), cosh, jnp.zeros(3), steps=1000)
     assert result.reason == "interrupted"
     assert result.steps == len(result.trace["objective"]) == 16

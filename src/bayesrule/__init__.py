@@ -8,7 +8,8 @@ from typing import Any
 
 # Where each public name lives. `__init__.pyi` says the same to type checkers; a test holds the two together.
 _MODULES = {
-    "rule": "Rule State Info",
+    "rule": "Rule",
+    "state": "State Info",
     "objective": "Objective Weighted Microbatches",
     "points": "Delta MonteCarlo Quadrature Exact Enumeration",
     "relaxed": "Relaxed Sign Masks Each",
@@ -18,13 +19,15 @@ _MODULES = {
     "steps": "Steps Rates GradientAverage Scaling",
     "guards": "Backtracking Retraction NoGuard Boundary",
     "fitting": "fit Result save load",
+    "minima": "Minimum",
+    "search": "Search",
     "prediction": "predict",
     "metrics": "",
     "evidence": "empirical_bayes",
-    "families": "FixedGaussian DiagonalGaussian Gaussian LowRankGaussian KroneckerGaussian SpikeSlab Bernoulli "
+    "families": "FixedGaussian DiagonalGaussian Gaussian LowRankGaussian KroneckerGaussian SpikeSlab Mixture Bernoulli "
     "Categorical Dirichlet Beta Gamma Wishart NormalGamma NormalWishart Poisson Product Family ExponentialFamily",
     "recipes": "sgd rmsprop adam dropout ogn oggn vogn voggn ivon slang straight_through bayesbinn "
-    "gradient_descent newton von conjugate laplace exponential_weights table",
+    "gradient_descent newton von multimodal conjugate laplace exponential_weights table",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 

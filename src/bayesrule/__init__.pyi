@@ -16,6 +16,7 @@ from .families import Gamma as Gamma
 from .families import Gaussian as Gaussian
 from .families import KroneckerGaussian as KroneckerGaussian
 from .families import LowRankGaussian as LowRankGaussian
+from .families import Mixture as Mixture
 from .families import NormalGamma as NormalGamma
 from .families import NormalWishart as NormalWishart
 from .families import Poisson as Poisson
@@ -34,6 +35,7 @@ from .hessians import GaussNewton as GaussNewton
 from .hessians import GeneralizedGaussNewton as GeneralizedGaussNewton
 from .hessians import Hessian as Hessian
 from .hessians import HessianDiagonal as HessianDiagonal
+from .minima import Minimum as Minimum
 from .objective import Microbatches as Microbatches
 from .objective import Objective as Objective
 from .objective import Weighted as Weighted
@@ -51,6 +53,7 @@ from .recipes import exponential_weights as exponential_weights
 from .recipes import gradient_descent as gradient_descent
 from .recipes import ivon as ivon
 from .recipes import laplace as laplace
+from .recipes import multimodal as multimodal
 from .recipes import newton as newton
 from .recipes import oggn as oggn
 from .recipes import ogn as ogn
@@ -66,11 +69,12 @@ from .relaxed import Each as Each
 from .relaxed import Masks as Masks
 from .relaxed import Relaxed as Relaxed
 from .relaxed import Sign as Sign
-from .rule import Info as Info
 from .rule import Rule as Rule
-from .rule import State as State
 from .score import Reparameterized as Reparameterized
 from .score import Score as Score
+from .search import Search as Search
+from .state import Info as Info
+from .state import State as State
 from .steps import GradientAverage as GradientAverage
 from .steps import Rates as Rates
 from .steps import Scaling as Scaling

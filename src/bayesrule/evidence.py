@@ -12,9 +12,10 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
-from .fitting import Result, fit, run
+from .fitting import Result, fit
 from .objective import as_objective
 from .rule import Rule
+from .running import run
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import threading
 import time
@@ -16,13 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from .families.structure import GaussianFamily
-from .objective import Microbatches, Objective, Weighted, as_objective
-from .rule import Info, Rule, State
+from .minima import Minimum, minima
+from .objective import Objective, as_objective
+from .rule import Rule
+from .running import NOT_FINITE, REASONS, RUNNING, empty_trace, run_chunk
 from .saving import read, write
+from .state import State
 
-_REASONS = ("steps", "converged", "not finite", "left the domain", "stalled")
-_RUNNING, _CONVERGED, _NOT_FINITE, _OUTSIDE, _STALLED = range(5)
 _CHUNK_SECONDS = 0.25  # a chunk of steps is one call: short enough for Ctrl-C and a progress bar
 
 
@@ -44,9 +43,10 @@ class Result:
         key: Any,
         normalized: bool,
         bound: Callable[[], Array] | float | None,
+        minima: Callable[[], list[Minimum]] | list[Minimum] | None = None,
     ):
         self.state, self.reason, self.trace = state, reason, trace
-        self.key, self.normalized, self._bound = key, normalized, bound
+        self.key, self.normalized, self._bound, self._minima = key, normalized, bound, minima
 
     @property
     def q(self) -> Any:
@@ -65,6 +65,14 @@ class Result:
             self._bound = float(self._bound())
         return self._bound
 
+    def minima(self) -> list[Minimum]:
+        """The minima that `multimodal` found, the lowest first: polished by Newton's method, each one once."""
+        if callable(self._minima):
+            self._minima = self._minima()
+        if self._minima is None:
+            raise ValueError("This algorithm follows one minimum: search for several with blr.multimodal(rate, …).")
+        return [Minimum(*one) for one in self._minima]
+
     def save(self, path: str | Path) -> None:
         """Write everything to one file (arrays and JSON, no code), atomically."""
         fields = {
@@ -74,6 +82,7 @@ class Result:
             "key": self.key,
             "normalized": self.normalized,
             "bound": self.bound,
+            "minima": None if self._minima is None else [tuple(one) for one in self.minima()],
         }
         write(path, fields)
 
@@ -137,21 +146,26 @@ def fit(
     if isinstance(key, int):
         raise ValueError("key= is a JAX key: pass jax.random.key(seed).")
     # A copy, because the loop gives its buffers away and the start belongs to the caller.
-    state = jax.tree.map(jnp.array, start.state if resumed else rule.init(start, objective))
+    state = jax.tree.map(jnp.array, start.state if resumed else rule.init(start, objective, key))
     diagnose = tolerance is not None or loader.batch_size is None
-    chunk = partial(_run, batch_size=loader.batch_size, diagnose=diagnose, microbatches=microbatches)
+    chunk = partial(run_chunk, batch_size=loader.batch_size, diagnose=diagnose, microbatches=microbatches)
     first = int(state.count) if resumed else 0
     last = first + steps
-    carry = (state, loader.first_order(), _empty_trace(steps, diagnose), 0, 0)
+    carry = (state, loader.first_order(), empty_trace(steps, diagnose), 0, 0)
     limit = -1.0 if tolerance is None else tolerance
 
-    def result(carry: tuple, reason: str, whole: bool) -> Result:
+    def result(carry: tuple, reason: str, *, passing: bool = False) -> Result:
         state = carry[0]
         taken = int(state.count) - first
-        rows = taken + (reason in _REASONS[_NOT_FINITE:])
+        rows = taken + (reason in REASONS[NOT_FINITE:])
         trace = {name: np.asarray(values)[: min(rows, steps)] for name, values in carry[2].items()}
+        whole = loader.batch_size is None and not passing
         bound = partial(_bound, rule, objective, state, loader.data, key) if whole else None
-        return Result(state, reason, trace, key, objective.regularizer.normalized(state.q), bound)
+        found = (
+            partial(minima, rule, objective, state, loader.data) if rule.search is not None and not passing else None
+        )
+        member = state.q.component(0) if state.q.stacked else state.q
+        return Result(state, reason, trace, key, objective.regularizer.normalized(member), bound, found)
 
     reason, done, size = "steps", first, min(steps, 16)
     with _Display(progress, steps) as display, _Interrupt() as interrupt:
@@ -164,9 +178,9 @@ def fit(
                 done = int(carry[0].count)
                 display.update(done - first, carry[2])
                 if checkpoint is not None:
-                    result(carry, _REASONS[code], whole=False).save(checkpoint)
-                if code != _RUNNING:
-                    reason = _REASONS[code]
+                    result(carry, REASONS[code], passing=True).save(checkpoint)
+                if code != RUNNING:
+                    reason = REASONS[code]
                     break
                 if interrupt.asked:
                     reason = "interrupted"
@@ -175,7 +189,7 @@ def fit(
                     size *= 2
         except KeyboardInterrupt:
             reason = "interrupted"
-    return result(carry, reason, whole=loader.batch_size is None)
+    return result(carry, reason)
 
 
 @cache
@@ -214,105 +228,6 @@ class _Loader(NamedTuple):
 
     def first_order(self) -> np.ndarray:
         return np.full(self.rows if self.batch_size is not None else 0, -1)  # not shuffled yet
-
-
-def _batch(objective: Objective, data: PyTree, key: Any, order: Array, count: Array, size: int) -> tuple[PyTree, Array]:
-    """The batch for a step count: without replacement in each epoch, shuffled by the epoch's own key."""
-    rows = order.shape[0]
-    ragged = objective.kind == "examples"
-    per_epoch = _per_epoch(objective, rows, size)
-    epoch, position = count // per_epoch, count % per_epoch
-    shuffle = lambda: jax.random.permutation(jax.random.fold_in(key, epoch), rows)
-    # Only an epoch's first step shuffles; a resumed run starts in the middle of one and shuffles too.
-    order = jax.lax.cond((position == 0) | (order[0] < 0), shuffle, lambda: order)
-    place = position * size + jnp.arange(size)
-    index = order[jnp.minimum(place, rows - 1)]
-    weighted = isinstance(data, Weighted)
-    examples = jax.tree.map(lambda x: x[index], data.examples if weighted else data)
-    if not ragged:
-        stood_for = None if not weighted or data.count is None else data.count * size / rows
-        return Weighted(examples, data.weights[index], stood_for) if weighted else examples, order
-    real = place < rows
-    weights = real.astype(float) * (data.weights[index] if weighted else 1.0)
-    stands_for = 1.0 if not weighted or data.count is None else data.count / rows
-    return Weighted(examples, weights, jnp.sum(real) * stands_for), order
-
-
-def _per_epoch(objective: Objective, rows: int, size: int) -> int:
-    return -(-rows // size) if objective.kind == "examples" else rows // size
-
-
-def _empty_trace(steps: int, diagnose: bool) -> dict[str, Any]:
-    dtype = jnp.result_type(float)
-    names = ("objective", "rate", "fraction") + (("bound", "decrement") if diagnose else ())
-    return {name: np.full(steps, np.nan, dtype) for name in names} | {"guard": np.zeros(steps, bool)}
-
-
-@partial(jax.jit, static_argnames=("batch_size", "diagnose", "microbatches"), donate_argnames="carry")
-def _run(
-    rule: Rule,
-    objective: Objective,
-    data: PyTree,
-    key: Any,
-    tolerance: Any,
-    first: Any,
-    until: Any,
-    carry: tuple,
-    *,
-    batch_size: int | None,
-    diagnose: bool,
-    microbatches: int = 1,
-) -> tuple:
-    """Steps until a count is reached or something ends the fit: one compiled loop, no Python per step."""
-    shuffle_key, step_key = jax.random.split(key)
-    parted = lambda batch: batch if microbatches == 1 else Microbatches(batch, microbatches)
-    if batch_size is None and microbatches == 1 and objective.linear and isinstance(carry[0].q, GaussianFamily):
-        data = objective.linearized(carry[0].q.mean, data)  # once for all steps
-
-    per_epoch = 1 if batch_size is None else _per_epoch(objective, carry[1].shape[0], batch_size)
-
-    def unfinished(carry: tuple) -> Array:
-        return (carry[0].count < until) & (carry[3] == _RUNNING)
-
-    # The guard's look at the new q is the next step's measurement, if the batch and the points stay the same.
-    reuse = rule.guard.looks and not rule.points.random and batch_size is None and objective.kind != "batch"
-
-    def body(carry: tuple) -> tuple:
-        state, order, trace, _, streak, measured = carry
-        if batch_size is None:
-            batch = data
-        else:
-            batch, order = _batch(objective, data, shuffle_key, order, state.count, batch_size)
-        now = jax.random.fold_in(step_key, state.count)
-        new, info, measured = rule.advance(
-            objective, state, parted(batch), now, diagnose=diagnose, strict=True, measured=measured
-        )
-        # One mini-batch may have little to say: all of an epoch's must be below the tolerance in a row.
-        streak = jnp.asarray(jnp.where(info.decrement <= tolerance, streak + 1, 0)) if diagnose else streak
-        code = _code(info, streak >= per_epoch)
-        place = state.count - first
-        trace = {name: values.at[place].set(getattr(info, name)) for name, values in trace.items()}
-        if not (rule.guard.keeps and rule.lean(state.q)):  # else the old state needs no keeping, and no room
-            good = info.finite & info.inside
-            new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, state)
-        new = dataclasses.replace(new, count=jnp.where(info.finite & info.inside, new.count, state.count))
-        return new, order, trace, code, streak, measured if reuse else None
-
-    measured = rule.measure(objective, carry[0].q, parted(data), carry[0].aux, None) if reuse else None
-    return jax.lax.while_loop(unfinished, body, (*carry, measured))[:5]
-
-
-def run(rule: Rule, objective: Objective, state: State, data: PyTree, key: Any, steps: int, tolerance: Any) -> State:
-    """Full-batch steps from a state, until converged or at most `steps`: `fit` for use inside a trace."""
-    carry = (state, jnp.zeros(0, int), _empty_trace(steps, True), 0, 0)
-    until = state.count + steps
-    return _run(rule, objective, data, key, tolerance, state.count, until, carry, batch_size=None, diagnose=True)[0]
-
-
-def _code(info: Info, done: Any) -> Array:
-    left = jnp.where(info.fraction == 0, _STALLED, _OUTSIDE)
-    ended = jnp.where(done, _CONVERGED, jnp.where(info.inside, _RUNNING, left))
-    return jnp.where(info.finite, ended, _NOT_FINITE)
 
 
 @jax.jit

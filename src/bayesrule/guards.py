@@ -24,6 +24,8 @@ class Taken(eqx.Module):
     inside: Array
     measured: Any = None
     """What the objective looks like at the new q, where the guard had to look."""
+    looks: Any = None
+    """How often it looked."""
 
 
 Assess = Callable[[Any], tuple[Array, Any]]
@@ -123,17 +125,22 @@ class Backtracking(Guard):
         return self.monotone
 
     def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> Taken:
-        def judged(candidate: Any) -> tuple[Array, Any]:
+        def judged(candidate: Any) -> tuple[Array, Array, Any]:
+            """Whether it is good, whether the objective was looked at for that, and what was seen."""
             inside = _inside(candidate)
             if not self.monotone:
-                return inside, None
-            loss, measured = assess(candidate)
-            return inside & (loss <= limit), measured
+                return inside, jnp.zeros((), int), None
+            loss, measured = jax.lax.cond(inside, assess, unseen, candidate)  # outside Ω there is nothing to look at
+            return inside & (loss <= limit), inside.astype(int), measured
+
+        def unseen(candidate: Any) -> tuple[Array, Any]:
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(assess, candidate))
 
         def body(carry: tuple) -> tuple:
             fraction, count = carry[1] / 2, carry[2] + 1
             candidate = q.moved(step.shortened(fraction))
-            return candidate, fraction, count, *judged(candidate)
+            good, looked, measured = judged(candidate)
+            return candidate, fraction, count, good, carry[4] + looked, measured
 
         plain = q.moved(step)
         start = (plain, jnp.ones(()), jnp.zeros((), int), *judged(plain))
@@ -141,9 +148,9 @@ class Backtracking(Guard):
         def unfinished(carry: tuple) -> Array:
             return (carry[2] < self.halvings) & ~carry[3]
 
-        new, fraction, _, good, measured = jax.lax.while_loop(unfinished, body, start)
+        new, fraction, _, good, looks, measured = jax.lax.while_loop(unfinished, body, start)
         new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, q)
-        return Taken(new, jnp.where(good, fraction, 0.0), ~_inside(plain), good, measured)
+        return Taken(new, jnp.where(good, fraction, 0.0), ~_inside(plain), good, measured, looks)
 
     def __repr__(self) -> str:
         return f"Backtracking({'monotone=True' if self.monotone else ''})"

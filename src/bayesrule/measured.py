@@ -11,18 +11,22 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .families.structure import FACTORED, Factored, Structure
-from .objective import Microbatches
+from .families.structure import FACTORED, Factored, GaussianFamily, Structure
+from .objective import Microbatches, as_objective
 from .points import Points, PointSet
 
 
 class Measured(eqx.Module):
-    """E_q of the data's loss and of its derivatives, in the terms that `q.moved` takes."""
+    """E_q of the data's loss and of its derivatives, in the terms that `q.moved` takes.
+
+    `tilt` is the same of −log q(z | θ), where θ is drawn by way of a z: what a step takes times its temperature.
+    """
 
     value: Array
     gradient: PyTree
     curvature: Any
     aux: PyTree = None
+    tilt: Measured | None = None
 
 
 def averaged(measure: Callable[[PyTree], Measured], q: Any, points: Points, key: Any) -> Measured:
@@ -37,7 +41,10 @@ def _at_once(measure: Callable[[PyTree], Measured], q: Any, spots: PointSet) -> 
     def pulled(theta: PyTree, factors: PyTree) -> Measured:
         found = measure(theta)
         gradient, curvature = q.pulled(found.gradient, found.curvature, theta, factors)
-        return dataclasses.replace(found, gradient=gradient, curvature=curvature)
+        tilt = q.tilt(theta, factors)
+        return dataclasses.replace(
+            found, gradient=gradient, curvature=curvature, tilt=None if tilt is None else Measured(*tilt)
+        )
 
     if spots.weights.shape == (1,):  # no vmap over an axis of one: it would slow convolutions down
         one = pulled(*jax.tree.map(lambda t: t[0], (spots.theta, spots.factors)))
@@ -48,7 +55,16 @@ def _at_once(measure: Callable[[PyTree], Measured], q: Any, spots: PointSet) -> 
     every = jax.vmap(pulled)(spots.theta, spots.factors)
     average = lambda tree: Structure().average(tree, spots.weights)
     curvature = q.structure.average(every.curvature, spots.weights)
-    return Measured(average(every.value), average(every.gradient), curvature, average(every.aux))
+    rest = dataclasses.replace(every, curvature=None)
+    return dataclasses.replace(average(rest), curvature=curvature)
+
+
+def repelled(tilt: Any, curvature: Any, q: Any, points: Points, key: Any) -> Measured:
+    """E_q of −log r and of its derivatives, for a component of a mixture, at the points where the loss is looked at."""
+    again = None if key is None else jax.random.clone(key)  # the same points, on purpose
+    if isinstance(q, GaussianFamily):
+        return averaged(lambda theta: Measured(*tilt.at(theta, q.structure)), q, points, again)
+    return curvature.measure(as_objective(tilt), q, points, None, None, again)
 
 
 def accumulated(measure: Callable[[PyTree, PyTree, Any], Measured], batch: PyTree, aux: PyTree, key: Any) -> Measured:

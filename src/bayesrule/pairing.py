@@ -12,6 +12,7 @@ from .curvature import Curvature, Gradient, Stein
 from .families.base import ExponentialFamily, Family
 from .families.candidate import Candidate
 from .families.discrete import Bernoulli
+from .families.mixture import Mixture
 from .families.product import Product
 from .families.spike_slab import SpikeSlab
 from .families.structure import GaussianFamily
@@ -21,6 +22,7 @@ from .relaxed import Each, Masks, Relaxed, Sign
 from .score import Reparameterized, Score
 from .steps import Scheduled
 
+_MIXED = ("none", "diagonal", "full")
 _FITTING = {
     "none": "Gradient()",
     "diagonal": "HessianDiagonal(), GaussNewton(), GeneralizedGaussNewton(), SquaredGradient() or Stein()",
@@ -33,11 +35,20 @@ _FITTING = {
 def check(family: Candidate, points: Points, curvature: Curvature, steps: Any, guard: Any, member: Any = None) -> None:
     """Raise unless these pieces make an algorithm for this kind of family (and this member of it)."""
     kind = family.kind if member is None else type(member)
+    if issubclass(kind, Mixture):
+        if steps.reverse or steps.lazy or steps.momentum is not None:
+            raise ValueError(
+                "The components of a mixture move side by side: use GradientAverage instead of natural momentum, and "
+                "neither the reverse nor the lazy form."
+            )
+        member = None if member is None else member.component(0)
+        kind = family.part if member is None else type(member)
+        _check_components(kind, points)
     structure = family.structure if member is None else _structure(member)
     if isinstance(curvature, Reparameterized) and member is not None and not member.reparameterized:
         raise ValueError(f"The samples of this {kind.__name__} are not all differentiable in λ: use Score() instead.")
     _check_points(points, curvature)
-    abstract = kind in (Family, ExponentialFamily, GaussianFamily)
+    abstract = kind in (Family, ExponentialFamily, GaussianFamily, Mixture)
     if not abstract:
         _check_family(kind, structure, points, curvature, member)
     exponential = issubclass(kind, ExponentialFamily)
@@ -63,6 +74,18 @@ def check(family: Candidate, points: Points, curvature: Curvature, steps: Any, g
             "one: use a DiagonalGaussian, or leave the scaling out."
         )
     _check_width(points, member)
+
+
+def _check_components(kind: type[Family], points: Points) -> None:
+    if issubclass(kind, GaussianFamily) and hasattr(kind, "structure") and kind.structure.name not in _MIXED:
+        raise ValueError(
+            f"The curvature of −log r_k is not a sum of squares, which is all that a {kind.__name__} holds: mix "
+            "Gaussian, DiagonalGaussian or FixedGaussian components."
+        )
+    if isinstance(points, Exact):
+        raise ValueError(
+            "The entropy of a mixture has no closed form in μ: use MonteCarlo(), Quadrature() or Delta() points."
+        )
 
 
 def _check_width(points: Points, member: Any) -> None:

@@ -10,46 +10,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .curvature import Curvature
+from .curvature import Curvature, keys
 from .families.base import Family
 from .families.candidate import Candidate, as_candidate
 from .guards import Backtracking, Guard, NoGuard
-from .measured import Measured
+from .measured import Measured, repelled
 from .objective import Objective, as_objective
 from .pairing import check
 from .points import Points
+from .stacked import advance_each, on_each
+from .state import Info, State
 from .steps import Scheduled, Step, Steps, at
-
-
-class State(eqx.Module):
-    """Where the rule is: q, the step count, and what momentum, averaging, scaling and the loss carry along."""
-
-    q: Any
-    count: Array
-    previous: Any = None
-    average: PyTree = None
-    aux: PyTree = None
-    scale: PyTree = None
-
-
-class Info(eqx.Module):
-    """What one step saw.
-
-    `objective` is ℓ̄ at the points used, `rate` the rate taken, in the units it was given in. `guard` says that the
-    plain step would have left Ω, `fraction` how much of it was taken. `finite` and `inside` say whether the loss and
-    its derivatives were finite numbers and the new λ in Ω; what was not finite leaves q as it was. `bound` is
-    the evidence lower bound and `decrement` the nats still to gain (½⟨∇, F∇⟩ of the natural gradient), where they
-    were asked for.
-    """
-
-    objective: Array
-    rate: Array
-    guard: Array
-    fraction: Array
-    finite: Array
-    inside: Array
-    bound: Any = None
-    decrement: Any = None
 
 
 class Rule(eqx.Module):
@@ -74,6 +45,7 @@ class Rule(eqx.Module):
     curvature: Curvature
     steps: Steps
     guard: Guard
+    search: Any
     name: str = eqx.field(static=True)
     section: str = eqx.field(static=True)
 
@@ -84,13 +56,14 @@ class Rule(eqx.Module):
         curvature: Curvature,
         steps: Steps,
         guard: Guard | None = None,
+        search: Any = None,
         *,
         name: str = "rule",
         section: str = "",
     ):
         self.family = as_candidate(family)
         self.points, self.curvature, self.steps = points, curvature, steps
-        self.guard = NoGuard() if guard is None else guard
+        self.guard, self.search = NoGuard() if guard is None else guard, search
         self.name, self.section = name, section
         check(self.family, points, curvature, steps, self.guard)
 
@@ -110,15 +83,29 @@ class Rule(eqx.Module):
             mine["name"] = f"{self.name}, {changed}" if " with " in self.name else f"{self.name} with {changed}"
         return Rule(**(mine | pieces))
 
-    def init(self, params: PyTree, objective: Any = None) -> State:
-        """The state to start from: `params` is a member of the family, or bare parameters."""
+    def init(self, params: PyTree, objective: Any = None, key: Any = None) -> State:
+        """The state to start from: `params` is a member of the family, or bare parameters.
+
+        An algorithm that spreads its own starts takes None, and a key to spread them by.
+        """
         objective = None if objective is None else as_objective(objective)
+        found = None
+        if self.search is not None:
+            params, found = self.search.first(params, self.family, key)
         q: Any = self.family.start(params, objective, at(self.steps.temperature, 0))
         check(self.family, self.points, self.curvature, self.steps, self.guard, q)
+        count, aux = jnp.zeros((), int), None if objective is None else objective.aux
+        if q.stacked:
+            average, scale = q.each(lambda member: self.beginnings(member, objective)[1:])
+            return State(q, count, None, average, aux, scale, found)
+        previous, average, scale = self.beginnings(q, objective)
+        return State(q, count, previous, average, aux, scale)
+
+    def beginnings(self, q: Any, objective: Objective | None) -> tuple[Any, PyTree, PyTree]:
+        """What momentum, averaging and scaling begin with."""
         average = None
         if self.steps.average is not None:
             average = jax.tree.map(jnp.zeros_like, q.gradient_like())
-        aux = None if objective is None else objective.aux
         if self.steps.lazy:
             average = jax.tree.map(jnp.zeros_like, q.natural())
         previous = q if self.steps.lazy or self.steps.momentum is not None else None
@@ -132,15 +119,22 @@ class Rule(eqx.Module):
                     'damping="prior" damps by the prior\'s precision, and this objective has no prior: give it '
                     "regularizer=δ, or the rule a number as damping."
                 )
-        return State(q, jnp.zeros((), int), previous, average, aux, scale)
+        return previous, average, scale
 
     def step(self, objective: Any, state: State, batch: PyTree = None, key: Any = None) -> tuple[State, Info]:
         """One update from a batch of examples (or none, for a plain function): pure, and jittable."""
         return self.advance(objective, state, batch, key)[:2]
 
-    def measure(self, objective: Objective, q: Any, batch: PyTree, aux: PyTree, key: Any) -> Measured:
-        """E_q of the data's loss and of its derivatives at q."""
-        return self.curvature.measure(objective, q, self.points, batch, aux, key)
+    def measure(self, objective: Objective, q: Any, batch: PyTree, aux: PyTree, key: Any, tilt: Any = None) -> Measured:
+        """E_q of the data's loss and of its derivatives at q, and of `tilt`; of a mixture, at every component."""
+        if q.stacked:
+            return on_each(q, lambda c, k, tilt: self.measure(objective, c, batch, aux, k, tilt), key)
+        measured = self.curvature.measure(objective, q, self.points, batch, aux, key)
+        return measured if tilt is None else self._repelled(objective, q, measured, key, tilt)
+
+    def _repelled(self, objective: Objective, q: Any, measured: Measured, key: Any, tilt: Any) -> Measured:
+        point_key = keys(self.points, objective, key)[0]
+        return dataclasses.replace(measured, tilt=repelled(tilt, self.curvature, q, self.points, point_key))
 
     def advance(
         self,
@@ -152,6 +146,7 @@ class Rule(eqx.Module):
         diagnose: bool = False,
         strict: bool = False,
         measured: Measured | None = None,
+        tilt: Any = None,
     ) -> tuple[State, Info, Measured | None]:
         """`step`, and with `diagnose` also the bound and the decrement.
 
@@ -160,15 +155,20 @@ class Rule(eqx.Module):
         anything moves takes one more pass over the gradient: at 10⁷ parameters a quarter of SGD's time.
 
         Where the guard had to measure the objective at the new q, that comes back too, and can be handed to the next
-        step as `measured` if the batch and the points stay the same.
+        step as `measured` if the batch and the points stay the same. `tilt` is a term of the entropy's that a component
+        of a mixture has beside its own.
         """
         objective = as_objective(objective)
+        if state.q.stacked:
+            return advance_each(self, objective, state, batch, key, diagnose, strict, measured)
         state = self._tempered(state)
         q = state.q
         self._check_state(objective, state)
         if measured is None:
-            measured = self.measure(objective, q, batch, state.aux, key)
-        finite = jnp.isfinite(measured.value) & _all_finite((measured.gradient, measured.curvature))
+            measured = self.measure(objective, q, batch, state.aux, key, tilt)
+        elif tilt is not None:  # the other components have moved since
+            measured = self._repelled(objective, q, measured, key, tilt)
+        finite = jnp.isfinite(measured.value) & _all_finite((measured.gradient, measured.curvature, measured.tilt))
         go, seen = None, measured
         if self.lean(q):
             go = jnp.asarray(finite if strict else jnp.isfinite(measured.value), float)
@@ -182,10 +182,10 @@ class Rule(eqx.Module):
 
         def assess(candidate: Any) -> tuple[Array, Measured]:
             again = None if key is None else jax.random.clone(key)  # the same points, on purpose
-            there = self.measure(objective, candidate, batch, state.aux, again)
-            return self._loss(objective, candidate, there.value, step.temperature), there
+            there = self.measure(objective, candidate, batch, state.aux, again, tilt)
+            return self._loss(objective, candidate, there, step.temperature), there
 
-        before = self._loss(objective, q, measured.value, step.temperature)
+        before = self._loss(objective, q, measured, step.temperature)
         rounding = 32 * jnp.finfo(before.dtype).eps * (1 + jnp.abs(before))
         limit = before + rounding + (0.0 if self.points.delta else self.curvature.slack)
         origin = q
@@ -199,7 +199,8 @@ class Rule(eqx.Module):
         after = State(taken.q, state.count + 1, previous, average, measured.aux, scale)
         after = self._kept(state, after, finite & (taken.fraction > 0) if go is None else go > 0)
         rate = jnp.asarray(at(self.steps.rates.mean, state.count), float) * taken.fraction
-        info = Info(value, rate, taken.acted, taken.fraction, finite, taken.inside, bound, decrement)
+        loss = None if tilt is None else self._energy(objective, q, measured, step, step.temperature)
+        info = Info(value, rate, taken.acted, taken.fraction, finite, taken.inside, bound, decrement, loss, taken.looks)
         return after, info, taken.measured
 
     def _tempered(self, state: State) -> State:
@@ -234,10 +235,15 @@ class Rule(eqx.Module):
     def bound(self, objective: Any, q: Any, batch: PyTree = None, key: Any = None, *, aux: PyTree = None) -> Array:
         """The evidence lower bound at q, as this rule's points and curvature see it."""
         objective = as_objective(objective)
-        state = self.init(q, objective)
-        state = state if aux is None else dataclasses.replace(state, aux=aux)
-        measured = self.measure(objective, q, batch, state.aux, key)
-        return self._bound(objective, q, measured, self.formed(objective, state, measured)[0])
+        aux = objective.aux if aux is None else aux
+
+        def of(q: Any, key: Any, tilt: Any = None) -> Array:
+            previous, average, scale = self.beginnings(q, objective)
+            state = State(q, jnp.zeros((), int), previous, average, aux, scale)
+            measured = self.measure(objective, q, batch, aux, key, tilt)
+            return self._bound(objective, q, measured, self.formed(objective, state, measured)[0])
+
+        return q.average(on_each(q, of, key)) + q.choice.entropy() if q.stacked else of(q, key)
 
     def _check_state(self, objective: Objective, state: State) -> None:
         if (self.steps.momentum is not None or self.steps.lazy) and state.previous is None:
@@ -267,13 +273,17 @@ class Rule(eqx.Module):
         gradient, curvature, average = measured.gradient, measured.curvature, state.average
         if steps.average is not None and steps.average.over == "data":
             average, gradient = steps.average.updated(average, gradient, count, go)
+        temperature = jnp.asarray(at(steps.temperature, count), float)
         if added_gradient is not None:
             gradient = jax.tree.map(jnp.add, gradient, added_gradient)
         if added_curvature is not None and curvature is not None:
             curvature = state.q.added(curvature, added_curvature)
+        if measured.tilt is not None:
+            pull = _times(temperature, (measured.tilt.gradient, measured.tilt.curvature))
+            gradient = jax.tree.map(jnp.add, gradient, pull[0])
+            curvature = curvature if curvature is None else state.q.added(curvature, pull[1])
         if steps.average is not None and steps.average.over == "total":
             average, gradient = steps.average.updated(average, gradient, count, go)
-        temperature = jnp.asarray(at(steps.temperature, count), float)
         rate, precision_rate = steps.rates_at(count, objective.size, temperature)
         divisor = None
         if steps.scaling is not None:
@@ -298,17 +308,27 @@ class Rule(eqx.Module):
         q = q.gaussian
         return objective.regularizer.at_mean(q) if self.points.delta else objective.regularizer.expected(q)
 
-    def _loss(self, objective: Objective, q: Any, value: Array, temperature: Any) -> Array:
+    def _loss(self, objective: Objective, q: Any, measured: Measured, temperature: Any) -> Array:
         """What a step should lower: ℓ̄(m) under the delta method, else E_q ℓ̄ − τH(q)."""
-        total = value + self._regularizer(objective, q)
-        return total if self.points.delta else total - temperature * jnp.sum(q.entropy())
+        total = measured.value + self._regularizer(objective, q)
+        if measured.tilt is not None:
+            total = total + temperature * measured.tilt.value
+        return total if self.points.delta else total - temperature * jnp.sum(q.joint_entropy())
+
+    def _energy(self, objective: Objective, q: Any, measured: Measured, step: Step, temperature: Any) -> Array:
+        """E_q ℓ̄ − τH(q); under the delta method to second order in θ − m."""
+        loss = self._loss(objective, q, measured, temperature)
+        if not self.points.delta:
+            return loss
+        curvature = step.curvature
+        if measured.tilt is not None and curvature is not None:  # at this temperature, which may not be the step's
+            curvature = q.added(curvature, _times(temperature - step.temperature, measured.tilt.curvature))
+        second = 0.0 if curvature is None else 0.5 * q.trace(curvature)
+        return loss + second - temperature * jnp.sum(q.joint_entropy())
 
     def _bound(self, objective: Objective, q: Any, measured: Measured, step: Step) -> Array:
         """The evidence lower bound −E_q ℓ̄ + H(q); under the delta method to second order in θ − m."""
-        loss = measured.value + self._regularizer(objective, q)
-        if self.points.delta:
-            loss = loss + (0.0 if step.curvature is None else 0.5 * q.trace(step.curvature))
-        return jnp.sum(q.entropy()) - loss
+        return -self._energy(objective, q, measured, step, 1.0)
 
     def __eq__(self, other: object) -> bool:
         """Two rules are equal if their pieces are, whatever their names."""
@@ -319,7 +339,7 @@ class Rule(eqx.Module):
         return hash(jax.tree.structure(self._pieces()))
 
     def _pieces(self) -> tuple[Any, ...]:
-        return self.family, self.points, self.curvature, self.steps, self.guard
+        return self.family, self.points, self.curvature, self.steps, self.guard, self.search
 
     def __str__(self) -> str:
         kind: type[Family] = self.family.kind
@@ -331,6 +351,8 @@ class Rule(eqx.Module):
             ("steps", str(self.steps), ""),
             ("guard", repr(self.guard), self.guard.meaning),
         ]
+        if self.search is not None:
+            rows.append(("search", repr(self.search), self.search.meaning))
         width = max(len(value) for piece, value, _ in rows if piece != "steps")
         lines = [f"  {piece:<10} {value:<{width}}  {meaning}".rstrip() for piece, value, meaning in rows]
         update = kind.update
@@ -339,6 +361,10 @@ class Rule(eqx.Module):
         return "\n".join([f"{self.name}{where}", *lines, f"  {'update':<10} {update}"])
 
     __repr__ = __str__
+
+
+def _times(factor: Any, tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jnp.asarray(factor, x.dtype) * x, tree)
 
 
 def _finite_part(tree: PyTree) -> PyTree:

@@ -9,6 +9,7 @@ from .gamma import Gamma, NormalGamma
 from .gaussian import Gaussian
 from .kronecker import KroneckerGaussian
 from .lowrank import LowRankGaussian
+from .mixture import Mixture
 from .product import Product
 from .spike_slab import SpikeSlab
 from .wishart import NormalWishart, Wishart
@@ -26,6 +27,7 @@ __all__ = [
     "Gaussian",
     "KroneckerGaussian",
     "LowRankGaussian",
+    "Mixture",
     "NormalGamma",
     "NormalWishart",
     "Poisson",

@@ -15,6 +15,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from ..steps import Step
+from .coordinates import from_lower, to_vector
 
 
 class Family(eqx.Module):
@@ -27,6 +28,8 @@ class Family(eqx.Module):
     """The rule in the family's own coordinates."""
     elementwise: ClassVar[bool] = False
     """Whether every entry of θ has parameters, and a step, of its own."""
+    stacked: ClassVar[bool] = False
+    """Whether it is a mixture, whose components take a step each."""
 
     @classmethod
     def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:
@@ -65,6 +68,18 @@ class Family(eqx.Module):
     @abstractmethod
     def entropy(self) -> Float[Array, "..."]:
         """H(q) = −E_q log q(θ)."""
+
+    def joint_entropy(self) -> Float[Array, "..."]:
+        """H(q(θ, z)), where θ is drawn by way of a z (which component, which scale): what needs no points."""
+        return self.entropy()
+
+    def tilt(self, theta: PyTree, z: PyTree) -> tuple[Array, PyTree, Any] | None:
+        """−log q(z | θ) and its derivatives in θ, where the points are pairs (θ, z); None where there is no z.
+
+        log q(θ) = log q(θ | z) + log q(z) − log q(z | θ), and the first of these is what `moved` knows of: so a step
+        on ℓ̄ + τ log q is one on ℓ̄ − τ log q(z | θ) given z.
+        """
+        return None
 
     @abstractmethod
     def moved(self, step: Step) -> Self:
@@ -281,7 +296,7 @@ class ExponentialFamily(Family):
         leaves = jax.tree.leaves(natural)
         return jnp.concatenate(
             [
-                _to_vector(leaf, rank, self.ranks is not None)
+                to_vector(leaf, rank, self.ranks is not None)
                 for leaf, rank in zip(leaves, self._own_ranks(), strict=True)
             ],
             axis=-1,
@@ -296,7 +311,7 @@ class ExponentialFamily(Family):
             symmetric = rank == 2 and self.ranks is not None
             size = shape[0] * (shape[0] + 1) // 2 if symmetric else math.prod(shape)
             part = vector[..., start : start + size]
-            parts.append(_from_lower(part, shape[0]) if symmetric else part.reshape(vector.shape[:-1] + shape))
+            parts.append(from_lower(part, shape[0]) if symmetric else part.reshape(vector.shape[:-1] + shape))
             start += size
         return jax.tree.unflatten(treedef, parts)
 
@@ -374,27 +389,3 @@ class ExponentialFamily(Family):
         initial = jax.lax.stop_gradient(self.coordinates(start))
         initial = jnp.broadcast_to(initial, target.shape).astype(target.dtype)
         return self.uncoordinates(jax.lax.custom_root(residual, initial, solve, tangent_solve))
-
-
-def _to_vector(leaf: Array, rank: int, ranked: bool) -> Array:
-    if rank == 2 and ranked:
-        return _to_lower(leaf)
-    lead = leaf.shape[: leaf.ndim - rank]
-    return leaf.reshape((*lead, -1))
-
-
-def _scales(size: int) -> tuple[Any, Any, Array]:
-    row, column = jnp.tril_indices(size)
-    return row, column, jnp.where(row == column, 1.0, jnp.sqrt(2.0))
-
-
-def _to_lower(matrix: Float[Array, "... D D"]) -> Float[Array, "... M"]:
-    row, column, scale = _scales(matrix.shape[-1])
-    return matrix[..., row, column] * scale.astype(matrix.dtype)
-
-
-def _from_lower(vector: Float[Array, "... M"], size: int) -> Float[Array, "... D D"]:
-    row, column, scale = _scales(size)
-    values = vector / scale.astype(vector.dtype)
-    matrix = jnp.zeros((*vector.shape[:-1], size, size), vector.dtype)
-    return matrix.at[..., row, column].set(values).at[..., column, row].set(values)

@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jaxtyping import PyTree
 
 from .base import Family
+from .mixture import Mixture
 from .product import Product
 from .spike_slab import SpikeSlab
 from .structure import GaussianFamily, wide
@@ -49,8 +50,14 @@ class Candidate(eqx.Module):
     @property
     def structure(self) -> str | None:
         """How a member holds its precision; None where there is none, or the member says."""
-        kind = dict(self.choices).get("slab", self.kind)
+        kind = self.part
         return kind.structure.name if issubclass(kind, GaussianFamily) and hasattr(kind, "structure") else None
+
+    @property
+    def part(self) -> type[Family]:
+        """The family whose step it is: a mixture's components', a spike-and-slab's slab, else its own."""
+        choices = dict(self.choices)
+        return choices.get("slab", choices.get("component", self.kind))
 
     def start(self, given: PyTree, objective: Any = None, temperature: Any = 1.0) -> Family:
         """A member of the family: the given one if it is one, else one around bare parameters."""
@@ -101,7 +108,9 @@ class Candidate(eqx.Module):
         return jax.tree.map(lambda a, b: (a + b) / temperature, first, added)
 
     def of(self, kind: type[Family]) -> Candidate:
-        """Another family that starts from the same precision."""
+        """Another family that starts from the same precision; a mixture of this one."""
+        if issubclass(kind, Mixture):
+            return Candidate(kind, self.precision, component=self.part)
         return Candidate(kind, self.precision, per_example=self.per_example, prior=self.prior)
 
     def dropped(self, keep: Any, **choices: Any) -> Candidate:
@@ -111,8 +120,8 @@ class Candidate(eqx.Module):
         return Candidate(SpikeSlab, self.precision, slab=self.kind, **how, **own)
 
     def __repr__(self) -> str:
-        slab = dict(self.choices).get("slab")
-        return self.kind.__name__ if slab is None else f"{self.kind.__name__} of {slab.__name__}"
+        part = self.part
+        return self.kind.__name__ if part is self.kind else f"{self.kind.__name__} of {part.__name__}"
 
 
 def _widened(leaf: Any) -> Any:

@@ -256,7 +256,7 @@ class Poisson(ExponentialFamily):
 
 
 def _with_last(natural: Float[Array, "... K-1"]) -> Float[Array, "... K"]:
-    return jnp.concatenate([natural, jnp.zeros_like(natural[..., :1])], axis=-1)
+    return jnp.concatenate([natural, jnp.zeros((*natural.shape[:-1], 1), natural.dtype)], axis=-1)
 
 
 def _countable(states: int, what: str) -> None:

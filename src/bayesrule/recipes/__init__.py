@@ -15,7 +15,7 @@ from .deep_learning import (
     vogn,
 )
 from .inference import conjugate, exponential_weights, laplace
-from .optimization import gradient_descent, newton, von
+from .optimization import gradient_descent, multimodal, newton, von
 from .table import Row, table
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "gradient_descent",
     "ivon",
     "laplace",
+    "multimodal",
     "newton",
     "oggn",
     "ogn",

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import optax
+
 from ..curvature import Gradient
+from ..families.candidate import Candidate
 from ..families.fixed import FixedGaussian
 from ..families.gaussian import Gaussian
+from ..families.mixture import Mixture
 from ..guards import Backtracking, Retraction
 from ..hessians import Hessian
 from ..points import Delta, MonteCarlo
 from ..rule import Rule
+from ..search import Search
 from ..steps import Number, Steps
+
+_COOLING = optax.exponential_decay(1.0, 20, 1e-3, end_value=1e-3)  # one object, so that equal rules are equal
 
 
 def gradient_descent(rate: Number, *, momentum: Number | None = None) -> Rule:
@@ -57,3 +66,39 @@ def von(rate: Number = 0.1, *, samples: int = 10) -> Rule:
     """
     points = MonteCarlo(samples, antithetic=samples % 2 == 0)
     return Rule(Gaussian, points, Hessian(), Steps(rate), Retraction(), name="von", section="3.1")
+
+
+def multimodal(
+    rate: Number = 0.5,
+    *,
+    components: int = 12,
+    bounds: Any = None,
+    temperature: Number | None = None,
+    patience: int = 60,
+    memory: int = 256,
+) -> Rule:
+    r"""Multimodal optimisation: a mixture of Gaussians whose components take Newton-like steps (section 3.2).
+
+    Every component moves on $\barℓ − τ\log r_k$ (`eq:exp-von1`, `eq:exp-von2`), away from the others' ground while τ,
+    the entropy's weight in the units of $\barℓ$, is high. By default τ falls from 1 to 10⁻³ in the first twenty steps
+    of a component's life. Starts are spread over the box `bounds=(low, high)`, or given to `fit`; a component that has
+    converged is recorded and started anew, so `components` need not be the number of minima. `result.minima()` has
+    those found, up to `memory`.
+
+    >>> import bayesrule as blr, jax.numpy as jnp, jax
+    >>> bounds = jnp.array([-2.0]), jnp.array([2.0])
+    >>> rule = blr.multimodal(0.5, components=4, bounds=bounds)
+    >>> result = blr.fit(rule, lambda x: jnp.sum((x**2 - 1) ** 2 + x / 10), None, steps=40, key=jax.random.key(0))
+    >>> [(round(float(m.position[0]), 3), round(m.value, 3)) for m in result.minima()]
+    [(-1.012, -0.101), (0.987, 0.099)]
+    """
+    return Rule(
+        Candidate(Mixture, component=Gaussian, learnt=False),
+        Delta(),
+        Hessian(),
+        Steps(rate, temperature=_COOLING if temperature is None else temperature, units="fraction"),
+        Backtracking(12, monotone=True),
+        Search(bounds, newton(), components=components, patience=patience, memory=memory),
+        name="multimodal",
+        section="3.2",
+    )

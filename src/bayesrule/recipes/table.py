@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..rule import Rule
 from .deep_learning import adam, bayesbinn, dropout, ogn, sgd, straight_through, vogn
 from .inference import conjugate, exponential_weights, laplace
-from .optimization import gradient_descent, newton, von
+from .optimization import gradient_descent, multimodal, newton, von
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ _TABLE: tuple[tuple[str, str, str, str, Callable[[], Rule] | None], ...] = (
     ("Optimization", "Gradient descent", "gradient_descent", "1.3.1", lambda: gradient_descent(0.1)),
     ("Optimization", "Newton's method", "newton", "1.3.2", newton),
     ("Optimization", "Variational online Newton", "von", "3.1", von),
-    ("Optimization", "Multimodal optimization", "multimodal", "3.2", None),
+    ("Optimization", "Multimodal optimization", "multimodal", "3.2", multimodal),
     ("Deep learning", "SGD", "sgd", "4.1", lambda: sgd(0.1)),
     ("Deep learning", "RMSprop/Adam", "adam", "4.2", lambda: adam(1e-3)),
     ("Deep learning", "Dropout", "dropout", "4.3", lambda: dropout(0.1)),

@@ -1,0 +1,1 @@
+"""What the rule does, as pictures: each runs the rule itself."""

@@ -1,0 +1,206 @@
+"""The paper's figures, drawn from runs of the rule: each function runs it and returns a matplotlib Figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ..families.fixed import FixedGaussian
+from ..families.gaussian import Gaussian
+from ..fitting import Result, fit
+from ..points import Points, Quadrature
+from ..recipes.optimization import gradient_descent, newton, von
+
+# Of different lightness, and each solution has its own marker: a print in grey can be read too.
+INK, PLAIN, BAYESIAN = "#222222", "#c9641a", "#16508f"
+
+Loss = Callable[[Float[Array, "..."]], Float[Array, "..."]]
+
+
+# Figure 1 (a): a minimum next to a wall.
+
+STEEPNESS, SLOPE, WIDTH = 8.0, 1.0, 0.4  # k, a, σ
+WALL_POINTS = Quadrature(40)
+
+
+def wall_loss(theta: Float[Array, "..."]) -> Float[Array, "..."]:
+    """A gentle slope that ends at a wall: ℓ(θ) = e^{kθ} − aθ, with its minimum at θ_* = log(a/k)/k."""
+    return jnp.exp(STEEPNESS * theta) - SLOPE * theta
+
+
+class WallSolutions(NamedTuple):
+    """Where three algorithms end on `wall_loss`: Newton's method, and two that average over a Gaussian, one of a fixed
+    width and one that learns it."""
+
+    plain: Result
+    bayesian: Result
+    learned: Result
+
+
+def wall_solutions() -> WallSolutions:
+    r"""The minimum next to a wall, and the Bayesian solutions away from it.
+
+    With a fixed variance σ², $E_q∇ℓ = ke^{km + ½k^2σ^2} − a$ is zero (`eq:conv_cond_1`) at $m = θ_* − ½kσ^2$. With the
+    precision learnt as well, $S = E_q∇^2ℓ = ka$ (`eq:conv_cond_2`), and so $m = θ_* − 1/(2a)$.
+
+    >>> plain, bayesian, learned = wall_solutions()
+    >>> round(float(plain.q.mean - bayesian.q.mean), 3), round(float(plain.q.mean - learned.q.mean), 3)
+    (0.64, 0.5)
+    """
+    plain = fit(newton(), wall_loss, Gaussian(-1.0, 1.0), steps=50, tolerance=1e-12)
+    start = FixedGaussian(plain.q.mean, 1 / WIDTH**2)
+    bayesian = fit(gradient_descent(0.5).replace(points=WALL_POINTS), wall_loss, start, steps=200)
+    # Near its solution a step multiplies the error by 1 − (3 ± √8)ρ, for this k/a: at ρ = ½ it would not settle.
+    learned = fit(von(0.2).replace(points=WALL_POINTS), wall_loss, plain.q, steps=1000)
+    return WallSolutions(plain, bayesian, learned)
+
+
+def wall() -> Figure:
+    """Figure 1 (a): next to a wall, the Bayesian solution keeps away from it (`fig:bayes_robust_1`).
+
+    Averaged over a Gaussian of variance σ², the wall comes nearer by ½kσ², and the minimum goes with it.
+    """
+    solutions = wall_solutions()
+    plain, q = float(solutions.plain.q.mean), solutions.bayesian.q
+    mean = float(q.mean)
+    figure, axes, grid = _canvas((-2.3, 0.35), (-1.1, 3.2))
+    _bell(axes, q, grid, scale=0.75)
+    _losses(axes, wall_loss, q, WALL_POINTS, grid)
+    _solution(axes, wall_loss, plain, PLAIN, "D")
+    _solution(axes, wall_loss, mean, BAYESIAN, "o")
+    ends = {"arrowstyle": "->", "color": INK, "shrinkA": 0, "shrinkB": 0}
+    axes.annotate("", (mean, -0.15), (plain, -0.15), arrowprops=ends)
+    _label(axes, (mean + plain) / 2, -0.1, r"$\frac{1}{2}k\sigma^2$", INK, va="bottom", ha="center")
+    _label(axes, -2.25, 1.55, r"loss $\ell(\theta) = e^{k\theta} - a\theta$", INK, va="top")
+    _label(axes, -0.66, 2.8, r"averaged loss $\mathrm{E}_q\ell$", BAYESIAN, va="center", ha="right")
+    _label(axes, mean - 0.05, 0.25, "Bayesian\nsolution $m$", BAYESIAN, va="center", ha="right")
+    _label(axes, plain + 0.05, -0.15, "plain\nsolution $\\theta_*$", PLAIN, va="center")
+    _label(axes, mean - 0.55, -0.6, r"$q = \mathcal{N}(m, \sigma^2)$", BAYESIAN, ha="right")
+    return figure
+
+
+# Figure 1 (b): a sharp minimum and a flat one.
+
+FLAT, SHARP = (-1.0, 4.0, 0.9), (1.5, 5.0, 0.12)  # center, depth, width
+BOWL = 0.3
+WELLS_POINTS = Quadrature(200)  # so many that the sharp well is seen from the flat one
+
+
+def wells_loss(theta: Float[Array, "..."]) -> Float[Array, "..."]:
+    """A flat well on the left and a sharp, deeper one on the right, in a wide bowl: ½bθ² less two Gaussians."""
+
+    def well(center: float, depth: float, width: float) -> Array:
+        return depth * jnp.exp(-0.5 * ((theta - center) / width) ** 2)
+
+    return 0.5 * BOWL * theta**2 - well(*FLAT) - well(*SHARP)
+
+
+class WellsSolutions(NamedTuple):
+    """Where two algorithms end in each well of `wells_loss`, the flat one first: Newton's method, and from there the
+    same with averages over its Gaussian."""
+
+    newton: tuple[Result, ...]
+    averaged: tuple[Result, ...]
+
+    @property
+    def plain(self) -> Result:
+        """The lowest loss."""
+        return min(self.newton, key=lambda result: float(wells_loss(result.q.mean)))
+
+    @property
+    def bayesian(self) -> Result:
+        """The lowest E_q ℓ − H(q): the highest bound."""
+        return max(self.averaged, key=attrgetter("bound"))
+
+
+def wells_solutions() -> WellsSolutions:
+    r"""A sharp minimum and a flat one, with and without the average over q.
+
+    Both algorithms have a solution in each well. The sharp one has the lower loss; the flat one has the lower
+    $E_qℓ − H(q)$, since there is room for a wider q.
+
+    >>> solutions = wells_solutions()
+    >>> round(float(solutions.plain.q.mean), 2), round(float(solutions.bayesian.q.mean), 2)
+    (1.5, -0.91)
+    """
+    plain = [fit(newton(), wells_loss, Gaussian(start, 1.0), steps=50, tolerance=1e-12) for start in (-3.0, 1.6)]
+    rule = von(0.5).replace(points=WELLS_POINTS)
+    return WellsSolutions(tuple(plain), tuple(fit(rule, wells_loss, each.q, steps=100) for each in plain))
+
+
+def sharp_and_flat() -> Figure:
+    """Figure 1 (b): of a sharp minimum and a flat one, the Bayesian solution is in the flat one (`fig:bayes_robust_2`).
+
+    The average is over the Bayesian solution's own Gaussian, moved along: it all but closes the sharp well.
+    """
+    solutions = wells_solutions()
+    plain, q = float(solutions.plain.q.mean), solutions.bayesian.q
+    mean = float(q.mean)
+    figure, axes, grid = _canvas((-3.6, 3.2), (-7.5, 2.2))
+    _bell(axes, q, grid, scale=2.2)
+    _losses(axes, wells_loss, q, WELLS_POINTS, grid)
+    _solution(axes, wells_loss, plain, PLAIN, "D")
+    _solution(axes, wells_loss, mean, BAYESIAN, "o")
+    _label(axes, -2.65, 1.0, r"loss $\ell(\theta)$", INK)
+    _label(axes, 2.05, -0.9, "averaged\nloss $\\mathrm{E}_q\\ell$", BAYESIAN, va="top")
+    bayesian = "Bayesian solution:\nlowest $\\mathrm{E}_q\\ell - \\mathcal{H}(q)$"
+    _label(axes, mean - 0.12, -4.85, bayesian, BAYESIAN, va="center", ha="right")
+    _label(axes, plain + 0.12, -5.6, "plain solution:\nlowest $\\ell$", PLAIN, va="center")
+    _label(axes, mean + 0.85, -6.5, "$q$", BAYESIAN)
+    return figure
+
+
+# How they look.
+
+
+def _canvas(x: tuple[float, float], y: tuple[float, float]) -> tuple[Figure, Axes, np.ndarray]:
+    """A figure with one pair of axes over a range of θ and of the loss, and a grid along θ."""
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.add_subplot(xlim=x, ylim=y, xlabel=r"$\theta$", yticks=[])
+    _style(axes)
+    axes.spines["left"].set_visible(False)
+    return figure, axes, np.linspace(*x, 800)
+
+
+def _style(axes: Axes) -> None:
+    """What all axes share: ink where there is something to read, and nothing else."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["bottom", "left"]].set_color(INK)
+    axes.tick_params(colors=INK, labelsize=9)
+    axes.xaxis.label.set_color(INK)
+    axes.yaxis.label.set_color(INK)
+
+
+def _losses(axes: Axes, loss: Loss, q: Any, points: Points, grid: np.ndarray) -> None:
+    """ℓ, and E_q ℓ as q's mean moves along the grid."""
+    theta, weights, _ = points.at(q, None)
+    along = jnp.asarray(grid)
+    averages = loss(along[:, None] + (theta - q.mean)) @ weights
+    axes.plot(grid, averages, color=BAYESIAN, lw=1.6, ls="--")
+    axes.plot(grid, loss(along), color=INK, lw=2)
+
+
+def _bell(axes: Axes, q: Any, grid: np.ndarray, scale: float) -> None:
+    """q's density, standing on the axis."""
+    floor = axes.get_ylim()[0]
+    density = np.exp(np.asarray(q.log_prob(jnp.asarray(grid))))
+    axes.fill_between(grid, floor, floor + scale * density, color=BAYESIAN, alpha=0.18, lw=0)
+    axes.plot(grid, floor + scale * density, color=BAYESIAN, lw=1)
+
+
+def _solution(axes: Axes, loss: Loss, theta: float, color: str, marker: str) -> None:
+    """A solution on the loss, and a line down from it to its θ."""
+    value = float(loss(jnp.asarray(theta)))
+    axes.vlines(theta, axes.get_ylim()[0], value, color=color, lw=1, ls=":")
+    axes.plot(theta, value, marker, color=color, ms=7, mec="white", mew=1, zorder=5)
+
+
+def _label(axes: Axes, x: float, y: float, text: str, color: str, *, ha: str = "left", va: str = "baseline") -> None:
+    axes.text(x, y, text, color=color, fontsize=10, ha=ha, va=va)

@@ -1,0 +1,43 @@
+"""Where the rule is, and what one step saw."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import Array, PyTree
+
+
+class State(eqx.Module):
+    """Where the rule is: q, the step count, and what momentum, averaging, scaling, loss and search carry along."""
+
+    q: Any
+    count: Array
+    previous: Any = None
+    average: PyTree = None
+    aux: PyTree = None
+    scale: PyTree = None
+    found: Any = None
+
+
+class Info(eqx.Module):
+    """What one step saw.
+
+    `objective` is ℓ̄ at the points used, `rate` the rate taken, in the units it was given in. `guard` says that the
+    plain step would have left Ω, `fraction` how much of it was taken. `finite` and `inside` say whether the loss and
+    its derivatives were finite numbers and the new λ in Ω; what was not finite leaves q as it was. `bound` is
+    the evidence lower bound and `decrement` the nats still to gain (½⟨∇, F∇⟩ of the natural gradient), where they
+    were asked for. `loss` is what a component of a mixture lowers, its E_q ℓ̄ − τH(q), `looks` how often the guard
+    measured it.
+    """
+
+    objective: Array
+    rate: Array
+    guard: Array
+    fraction: Array
+    finite: Array
+    inside: Array
+    bound: Any = None
+    decrement: Any = None
+    loss: Any = None
+    looks: Any = None
