@@ -64,7 +64,7 @@ def repelled(tilt: Any, curvature: Any, q: Any, points: Points, key: Any) -> Mea
     again = None if key is None else jax.random.clone(key)  # the same points, on purpose
     if isinstance(q, GaussianFamily):
         return averaged(lambda theta: Measured(*tilt.at(theta, q.structure)), q, points, again)
-    return curvature.measure(as_objective(tilt), q, points, None, None, again)
+    return curvature.measure(as_objective(lambda theta: tilt(theta)), q, points, None, None, again)
 
 
 def accumulated(measure: Callable[[PyTree, PyTree, Any], Measured], batch: PyTree, aux: PyTree, key: Any) -> Measured:
