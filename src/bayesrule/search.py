@@ -91,6 +91,7 @@ class Search(eqx.Module):
             low, high = jnp.min(flat, axis=0), jnp.max(flat, axis=0)
             if bool(jnp.any(low >= high)):
                 raise ValueError("These starts do not span a box to search: give bounds=(low, high) as well.")
+            low, high = low - (high - low) / 2, high + (high - low) / 2
         else:
             low, high = ravel(self.bounds[0]), ravel(self.bounds[1])
         count = self.components if given is None else jax.tree.leaves(given)[0].shape[0]

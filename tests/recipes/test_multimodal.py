@@ -1,0 +1,291 @@
+"""Mixtures in the rule: one component is the plain rule, components far apart are Newton's method, and a search."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bayesrule as blr
+from bayesrule.models.landscapes import himmelblau, landscapes
+
+BOX = (jnp.full(2, -6.0), jnp.full(2, 6.0))
+MINIMA = jnp.array([[3.0, 2.0], [-2.805118, 3.131313], [-3.77931, -3.283186], [3.584428, -1.848127]])
+
+
+def loss(theta):
+    return jnp.sum(jnp.cosh(theta - 1)) + 0.3 * theta[0] * theta[1] + jnp.sum(theta**2)
+
+
+def jitted(rule, objective):
+    return jax.jit(lambda state, batch, key: rule.step(objective, state, batch, key))
+
+
+X = jax.random.normal(jax.random.key(5), (20, 2))
+DATA = (X, (X @ jnp.array([1.0, -2.0]) > 0).astype(float))
+LOGISTIC = blr.Objective(
+    lambda f, y: jnp.logaddexp(0, f) - y * f, output=lambda w, x: x @ w, size=20, regularizer=0.5, linear=False
+)
+SINGLE = {
+    "delta": (blr.newton(0.7), loss, None),
+    "draws": (blr.von(0.2, samples=6), loss, None),
+    "quadrature": (blr.von(0.2).replace(points=blr.Quadrature(5)), loss, None),
+    "stein": (blr.von(0.2).replace(points=blr.Quadrature(5), curvature=blr.Stein()), loss, None),
+    "examples": (blr.von(0.1).replace(curvature=blr.GaussNewton()), LOGISTIC, DATA),
+    "diagonal": (blr.vogn(0.1), LOGISTIC, DATA),
+    "fixed": (blr.gradient_descent(0.05).replace(points=blr.MonteCarlo(3)), loss, None),
+}
+
+
+@pytest.mark.parametrize("case", SINGLE)
+def test_one_component_is_the_plain_rule(case):
+    rule, objective, batch = SINGLE[case]
+    start = jnp.array([0.4, -0.3])
+    state = rule.init(start, objective)
+    mixed = rule.replace(family=blr.Mixture)
+    stack = mixed.init(blr.Mixture([1.0], [state.q]), objective)
+    plain, mixture = jitted(rule, objective), jitted(mixed, objective)
+    for count in range(4):
+        key = jax.random.key(count)
+        state, info = plain(state, batch, key)
+        stack, seen = mixture(stack, batch, key)
+    for one, many in zip(jax.tree.leaves(state.q), jax.tree.leaves(stack.q.components), strict=True):
+        np.testing.assert_allclose(many[0], one, rtol=1e-13, atol=1e-13)
+    np.testing.assert_allclose(seen.objective, info.objective, rtol=1e-13)
+
+
+def test_components_far_apart_take_newton_s_steps():
+    """`eq:gaussmix_assumption`: where the others have no responsibility, ∇log q ≈ 0 and ∇²log q ≈ −S_k."""
+    starts = MINIMA + jnp.array([[0.2, -0.1], [0.1, 0.2], [-0.2, 0.1], [0.1, -0.1]])
+    q = blr.Mixture(jnp.ones(4), blr.Gaussian(starts, jnp.broadcast_to(40 * jnp.eye(2), (4, 2, 2))), learnt=False)
+    np.testing.assert_allclose(jax.vmap(q.score)(starts), 0.0, atol=1e-8)
+    np.testing.assert_allclose(jax.vmap(q.hessian)(starts), -q.components.precision, atol=1e-8)
+    rule = blr.newton()
+    mixture, newton = (
+        jitted(rule.replace(family=blr.Mixture), himmelblau),
+        jax.vmap(jitted(rule, himmelblau), (0, None, None)),
+    )
+    stack = rule.replace(family=blr.Mixture).init(q)
+    alone = jax.vmap(lambda m: rule.init(blr.Gaussian(m, 40 * jnp.eye(2))))(starts)
+    for _ in range(4):
+        stack, _ = mixture(stack, None, None)
+        alone, _ = newton(alone, None, None)
+        np.testing.assert_allclose(stack.q.components.mean, alone.q.mean, atol=1e-8)
+        np.testing.assert_allclose(stack.q.components.precision, alone.q.precision, atol=1e-6)
+    np.testing.assert_allclose(stack.q.components.mean, MINIMA, atol=1e-5)
+
+
+def test_a_target_that_is_a_mixture_is_found_with_its_weights():
+    target = blr.Mixture([0.3, 0.7], [blr.Gaussian(jnp.full(1, -2.0), 4.0), blr.Gaussian(jnp.full(1, 2.0), 1.0)])
+    q = blr.Mixture([1, 1], blr.Gaussian(jnp.array([[-1.0], [1.0]]), jnp.ones((2, 1, 1))))
+    rule = blr.von(0.3).replace(family=blr.Mixture, points=blr.Quadrature(40))
+    result = blr.fit(rule, lambda t: -target.log_prob(t), q, steps=200)
+    np.testing.assert_allclose(result.q.weights, [0.3, 0.7], atol=1e-6)
+    np.testing.assert_allclose(result.q.components.mean[:, 0], [-2.0, 2.0], atol=1e-6)
+    np.testing.assert_allclose(result.q.components.precision[:, 0, 0], [4.0, 1.0], atol=1e-5)
+    assert abs(result.bound) < 1e-6  # the log of the target's normaliser
+
+
+def banana(t):
+    return 0.5 * (t[0] / 2) ** 2 + 0.5 * ((t[1] - 0.5 * t[0] ** 2 + 2) / 0.5) ** 2
+
+
+def funnel(t):
+    return 0.5 * (t[0] / 1.35) ** 2 + 0.5 * t[1] ** 2 * jnp.exp(-t[0]) + 0.5 * t[0]
+
+
+def moons(t):
+    ring = 0.5 * ((jnp.sqrt(jnp.sum(t**2) + 1e-12) - 2) / 0.4) ** 2
+    return ring - jnp.logaddexp(-0.5 * ((t[0] - 2) / 0.6) ** 2, -0.5 * ((t[0] + 2) / 0.6) ** 2)
+
+
+GRID = jnp.linspace(-12, 12, 601)
+PLANE = jnp.stack(jnp.meshgrid(GRID, GRID), axis=-1).reshape(-1, 2)
+CELL = (GRID[1] - GRID[0]) ** 2
+
+
+@jax.jit
+def on_the_plane(q, values):
+    log_q = q.log_prob(PLANE)
+    return jnp.sum(jnp.exp(log_q) * (-values - log_q)) * CELL
+
+
+@pytest.mark.parametrize(
+    ("target", "counts"),
+    [(banana, (1, 2, 5, 10)), (funnel, (2, 5)), (moons, (2, 5))],
+    ids=["banana", "funnel", "moons"],
+)
+def test_the_bound_rises_with_the_number_of_components(target, counts):
+    """The exact bound, on a grid: below the log of the normaliser, and closer to it with every K.
+
+    `examples/hills.py` prints all of them.
+    """
+    values = jax.jit(jax.vmap(target))(PLANE)
+    evidence = float(jax.nn.logsumexp(-values) + jnp.log(CELL))
+    rule = blr.von(0.2).replace(family=blr.Mixture, points=blr.Quadrature(7))
+    bounds = []
+    for count in counts:
+        starts = jax.random.normal(jax.random.key(0), (count, 2))
+        result = blr.fit(rule, target, starts, steps=150)
+        bounds.append(float(on_the_plane(result.q, values)))
+        assert abs(result.trace["bound"][-1] - bounds[-1]) < 0.01  # what the rule's own points say
+    assert np.all(np.diff([*bounds, evidence]) > 0.01)
+
+
+# The search.
+
+
+@pytest.mark.parametrize("landscape", landscapes()[:4], ids=lambda landscape: landscape.name.replace(" ", "-"))
+def test_all_global_minima_are_found(landscape):
+    """Three seeds; `benchmarks/niching.py` runs fifty, and the harder landscapes."""
+    bounds = jnp.asarray(landscape.low), jnp.asarray(landscape.high)
+    rule = blr.multimodal(0.8, components=24, bounds=bounds)
+    for seed in range(3):
+        result = blr.fit(rule, landscape.function, None, steps=60, key=jax.random.key(seed))
+        assert int(result.state.found.measures) * (bounds[0].size + 4) < landscape.budget
+        found = result.minima()
+        positions = np.stack([minimum.position for minimum in found])
+        assert landscape.peak_ratio(positions) == 1
+        distance = np.linalg.norm(positions[:, None] - landscape.minima[None], axis=2)
+        assert np.max(np.min(distance, axis=0)) < 1e-6
+        assert abs(sum(minimum.weight for minimum in found) - 1) < 1e-12
+        assert [m.value for m in found] == sorted(m.value for m in found)
+
+
+def search(function, *, steps=60, seed=0, bounds=BOX, start=None, **choices):
+    rule = blr.multimodal(0.8, bounds=bounds, **{"components": 8, "memory": 16} | choices)
+    return blr.fit(rule, function, start, steps=steps, key=jax.random.key(seed))
+
+
+def test_what_a_minimum_is():
+    """Value, Hessian and position are those of the loss there; each of Himmelblau's four comes once."""
+    found = search(himmelblau).minima()
+    assert len(found) == 4
+    for minimum in found:
+        np.testing.assert_allclose(minimum.value, himmelblau(jnp.asarray(minimum.position)), atol=1e-10)
+        np.testing.assert_allclose(minimum.hessian, jax.hessian(himmelblau)(jnp.asarray(minimum.position)), rtol=1e-9)
+        assert 0.1 < minimum.weight < 0.4  # four basins of about the same size
+
+
+def test_weights_are_the_basins_shares():
+    """A double well whose hilltop lies at a quarter of the box: a quarter of the starts go left."""
+
+    def wells(t):
+        x = t["x"]
+        return jnp.where(x < 0, (x + 0.5) ** 2 * 9, (x - 1.5) ** 2)  # both 2.25 at 0
+
+    bounds = {"x": jnp.array(-1.0)}, {"x": jnp.array(3.0)}
+    found = search(wells, bounds=bounds, steps=100).minima()
+    assert [round(float(m.position["x"]), 6) for m in sorted(found, key=lambda m: m.position["x"])] == [-0.5, 1.5]
+    left = next(m for m in found if m.position["x"] < 0)
+    assert abs(left.weight - 0.25) < 0.05
+
+
+def test_a_search_with_data_and_a_prior():
+    """The regularizer counts: y = x² has two roots, and the prior N(1, …) makes one of them lower."""
+    examples = jnp.array([0.9, 1.1, 1.0])
+    prior = blr.DiagonalGaussian(jnp.array([1.0]), jnp.array([0.5]))
+    objective = blr.Objective(lambda w, y: 5 * jnp.sum(w**2 - y) ** 2, size=3, prior=prior)
+    rule = blr.multimodal(0.8, components=4, bounds=(jnp.array([-2.0]), jnp.array([2.0])))
+    result = blr.fit(rule, objective, None, examples, steps=40, key=jax.random.key(0))
+    found = result.minima()
+    whole = lambda w: sum(5 * (w[0] ** 2 - y) ** 2 for y in examples) - prior.log_prob(w)
+    assert len(found) == 2
+    assert found[0].position[0] > 0
+    for minimum in found:
+        np.testing.assert_allclose(minimum.value, whole(jnp.asarray(minimum.position)), rtol=1e-12)
+        np.testing.assert_allclose(jax.grad(whole)(jnp.asarray(minimum.position)), 0.0, atol=1e-9)
+
+
+def test_starts_may_be_given():
+    starts = jnp.concatenate([MINIMA + 0.1, MINIMA - 0.1])
+    precisions = jnp.broadcast_to(9 * jnp.eye(2), (8, 2, 2))
+    mixture = blr.Mixture(jnp.ones(8), blr.Gaussian(starts, precisions), learnt=False)
+    assert len(search(himmelblau, start=mixture).minima()) == 4
+    state = blr.multimodal(0.8).init(starts)  # the box is theirs, and half as much again on either side
+    width = jnp.max(starts, axis=0) - jnp.min(starts, axis=0)
+    np.testing.assert_allclose(state.found.high - state.found.low, 2 * width)
+    np.testing.assert_array_equal(state.q.components.mean, starts)
+
+
+def test_where_the_loss_is_not_a_number_a_search_goes_on():
+    """log x has no value left of 0: starts there are given up, and the others find the minimum at 1."""
+    found = search(lambda t: jnp.sum(t - jnp.log(t)), bounds=(jnp.array([-2.0]), jnp.array([3.0])), components=4)
+    assert found.reason == "steps"
+    assert [round(float(m.position[0]), 6) for m in found.minima()] == [1.0]
+    nowhere = search(lambda t: jnp.sum(jnp.log(-1 - t**2)), bounds=(jnp.array([-2.0]), jnp.array([3.0])), components=4)
+    assert nowhere.reason == "not finite"
+    assert nowhere.minima() == []
+
+
+def test_without_a_search_a_bad_component_ends_the_fit():
+    q = blr.Mixture([1, 1], blr.Gaussian(jnp.array([[-1.0], [2.0]]), jnp.ones((2, 1, 1))))
+    result = blr.fit(blr.newton().replace(family=blr.Mixture), lambda t: jnp.sum(t - jnp.log(t)), q, steps=5)
+    assert result.reason == "not finite"
+    np.testing.assert_array_equal(result.q.components.mean, q.components.mean)
+
+
+def test_a_full_memory_keeps_the_lowest():
+    landscape = landscapes()[1]  # uneven decreasing maxima: five minima, one of them global
+    bounds = jnp.asarray(landscape.low), jnp.asarray(landscape.high)
+    result = search(landscape.function, bounds=bounds, memory=2, components=2, steps=120)
+    np.testing.assert_allclose(np.sort(result.state.found.value), [-1.0, -0.948], atol=2e-3)
+    assert landscape.peak_ratio(np.stack([m.position for m in result.minima()])) == 1
+
+
+def test_a_search_resumes_and_is_saved(tmp_path):
+    whole, half = search(himmelblau), search(himmelblau, steps=30)
+    half.save(tmp_path / "half")
+    loaded = blr.load(tmp_path / "half")
+    assert [m.value for m in loaded.minima()] == [m.value for m in half.minima()]
+    rule = blr.multimodal(0.8, bounds=BOX, components=8, memory=16)
+    rest = blr.fit(rule, himmelblau, loaded, steps=30)
+    for one, other in zip(jax.tree.leaves(whole.state), jax.tree.leaves(rest.state), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_collapsed_components_are_merged():
+    """Two components at one place: one is started anew, and the other carries its mass."""
+    starts = jnp.array([[3.01, 2.01], [3.01, 2.01], [-2.8, 3.1]])
+    rule = blr.multimodal(0.1, bounds=BOX)
+    state = rule.init(starts, himmelblau, jax.random.key(0))
+    after, _ = jitted(rule, himmelblau)(state, None, None)
+    assert after.found.masses.tolist()[1] == 1.0
+    assert after.found.ages.tolist() == [1, 1, 1]
+    assert int(after.found.seeds) == 1 + int(jnp.sum(after.found.hits > 0))  # one merged, and whoever was done at once
+    assert float(jnp.sum(after.found.hits) + jnp.sum(after.found.masses)) == 3 + float(after.found.seeds)
+
+
+def test_a_search_with_draws():
+    points = blr.MonteCarlo(8, antithetic=True)
+    rule = blr.multimodal(0.5, components=8, bounds=BOX, patience=20).replace(points=points)
+    assert len(blr.fit(rule, himmelblau, None, steps=60, key=jax.random.key(1)).minima()) == 4
+
+
+@pytest.mark.parametrize(
+    ("choices", "start", "message"),
+    [
+        ({"bounds": None}, None, "bounds=\\(low, high\\), or the starts"),
+        ({"bounds": None}, jnp.zeros((3, 2)), "do not span a box"),
+        ({"bounds": (jnp.zeros(2), jnp.zeros(3))}, None, "two of the parameters' shape"),
+        ({"bounds": (jnp.ones(2), jnp.zeros(2))}, None, "every low is below"),
+        ({"bounds": (jnp.zeros(2), jnp.full(2, jnp.inf))}, None, "finite"),
+        ({"components": 0}, None, "at least one component"),
+        ({}, blr.Gaussian(jnp.zeros(2)), "moves a mixture"),
+    ],
+    ids=["no box", "point", "shapes", "order", "infinite", "none", "gaussian"],
+)
+def test_a_search_that_cannot_begin(choices, start, message):
+    with pytest.raises(ValueError, match=message):
+        search(himmelblau, start=start, steps=1, **choices)
+
+
+def test_one_minimum_is_not_many():
+    result = blr.fit(blr.newton(), loss, jnp.zeros(2), steps=1)
+    with pytest.raises(ValueError, match="multimodal"):
+        result.minima()
+
+
+def test_rules_are_equal_by_their_pieces():
+    assert blr.multimodal(0.5, bounds=BOX) == blr.multimodal(0.5, bounds=BOX)
+    assert blr.multimodal(0.5, bounds=BOX) != blr.multimodal(0.5, bounds=(BOX[0], 2 * BOX[1]))
+    assert "search" in str(blr.multimodal(0.5, bounds=BOX))
