@@ -4,8 +4,11 @@ import subprocess
 import sys
 from io import BytesIO
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.optimize
 from matplotlib.figure import Figure
 from scipy.integrate import quad
 from scipy.optimize import brentq
@@ -106,10 +109,29 @@ def test_no_gaussian_has_a_higher_bound(wells):
     assert sharp < flat - 1
 
 
+# Section 3.2.
+
+
+def test_each_of_two_components_has_its_minimum():
+    """Both satisfy `eq:mog_opt`, E_{q_k}[∇ℓ + ∇log q] = 0, on a grid; and each lies by a minimum of its own."""
+    q = figures.two_minima_run()[-1]
+    line = jnp.linspace(-4, 4, 401)
+    plane = jnp.stack(jnp.meshgrid(line, line), axis=-1).reshape(-1, 2)
+    slopes = jax.jit(jax.vmap(lambda t: jax.grad(figures.hills_loss)(t) + q.score(t)))(plane)
+    for index, start in enumerate([(-1.0, 0.0), (1.0, 0.0)]):
+        component = q.component(index)
+        average = jnp.exp(component.log_prob(plane)) @ slopes * (line[1] - line[0]) ** 2
+        np.testing.assert_allclose(average, 0.0, atol=1e-3)
+        minimum = scipy.optimize.minimize(jax.jit(figures.hills_loss), start)
+        np.testing.assert_allclose(component.mean, minimum.x, atol=0.1)
+
+
 # The drawings.
 
 
-@pytest.mark.parametrize("draw", [figures.wall, figures.sharp_and_flat], ids=lambda draw: draw.__name__)
+@pytest.mark.parametrize(
+    "draw", [figures.wall, figures.sharp_and_flat, figures.two_minima], ids=lambda draw: draw.__name__
+)
 def test_a_figure_draws(draw):
     figure, file = draw(), BytesIO()
     assert isinstance(figure, Figure)

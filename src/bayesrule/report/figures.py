@@ -6,6 +6,7 @@ from collections.abc import Callable
 from operator import attrgetter
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -14,6 +15,7 @@ from matplotlib.figure import Figure
 
 from ..families.fixed import FixedGaussian
 from ..families.gaussian import Gaussian
+from ..families.mixture import Mixture
 from ..fitting import Result, fit
 from ..points import Points, Quadrature
 from ..recipes.optimization import gradient_descent, newton, von
@@ -157,6 +159,51 @@ def sharp_and_flat() -> Figure:
     return figure
 
 
+# Section 3.2: two minima, and a mixture of two Gaussians.
+
+FRAMES = (0, 1, 2, 4, 8, 40)
+
+
+def hills_loss(theta: Float[Array, "2"]) -> Float[Array, ""]:
+    """Two valleys along a parabola with a saddle between them, the left one a little deeper."""
+    x, y = theta[0], theta[1]
+    return 2.5 * (x**2 - 1.6) ** 2 + 2.5 * (y - 0.5 * x**2 + 0.8 - 0.3 * x) ** 2 + 0.2 * x
+
+
+def two_minima_run() -> list[Mixture]:
+    """q at each of the `FRAMES`: two components that begin side by side, one step of the rule after another.
+
+    >>> [round(float(x), 1) for x in two_minima_run()[-1].components.mean[:, 0]]
+    [-1.2, 1.2]
+    """
+    rule = von(0.3).replace(family=Mixture, points=Quadrature(9))
+    starts = jnp.array([[-0.15, 1.4], [0.15, 1.4]])
+    state = rule.init(Mixture.around(starts, 4.0, component=Gaussian, learnt=False))
+    step = jax.jit(lambda state: rule.step(hills_loss, state)[0])
+    seen = [state.q]
+    for _ in range(FRAMES[-1]):
+        state = step(state)
+        seen.append(state.q)
+    return [seen[count] for count in FRAMES]
+
+
+def two_minima() -> Figure:
+    """Six frames of a run: the entropy keeps two components apart, and each takes a minimum (section 3.2)."""
+    figure = Figure(figsize=(7.5, 4.6), layout="constrained")
+    x, y = np.linspace(-2.4, 2.4, 160), np.linspace(-2.1, 2.1, 140)
+    values = np.asarray(jax.vmap(jax.vmap(hills_loss))(jnp.stack(jnp.meshgrid(x, y), axis=-1)))
+    styles = {"xticks": [], "yticks": [], "aspect": "equal"}
+    for place, (count, q) in enumerate(zip(FRAMES, two_minima_run(), strict=True)):
+        axes = figure.add_subplot(2, 3, place + 1, xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), **styles)
+        axes.set_title("start" if count == 0 else f"step {count}", fontsize=10, color=INK)
+        axes.spines[:].set_color("#bbbbbb")
+        levels = values.min() + np.geomspace(0.15, 40, 11)
+        axes.contour(x, y, values, levels=levels, colors=INK, linewidths=0.5, alpha=0.55)
+        for index, (color, marker) in enumerate([(BAYESIAN, "o"), (PLAIN, "D")]):
+            _ellipse(axes, q.component(index), color, marker)
+    return figure
+
+
 # How they look.
 
 
@@ -200,6 +247,17 @@ def _solution(axes: Axes, loss: Loss, theta: float, color: str, marker: str) -> 
     value = float(loss(jnp.asarray(theta)))
     axes.vlines(theta, axes.get_ylim()[0], value, color=color, lw=1, ls=":")
     axes.plot(theta, value, marker, color=color, ms=7, mec="white", mew=1, zorder=5)
+
+
+def _ellipse(axes: Axes, q: Any, color: str, marker: str) -> None:
+    """A Gaussian of the plane: its mean, and where it is one and two standard deviations away."""
+    mean = np.asarray(q.mean)
+    angles = np.linspace(0, 2 * np.pi, 100)
+    ring = np.linalg.cholesky(np.asarray(q.covariance())) @ np.stack([np.cos(angles), np.sin(angles)])
+    for width in (2, 1):
+        axes.fill(*(mean[:, None] + width * ring), color=color, alpha=0.2, lw=0)
+        axes.plot(*(mean[:, None] + width * ring), color=color, lw=1)
+    axes.plot(*mean, marker, color=color, ms=5, mec="white", mew=0.8)
 
 
 def _label(axes: Axes, x: float, y: float, text: str, color: str, *, ha: str = "left", va: str = "baseline") -> None:
