@@ -14,6 +14,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+from timing import fastest
 
 jax.config.update("jax_enable_x64", True)
 
@@ -64,17 +65,6 @@ def by_hand(x, y, newton_steps, steps):
         precision = (x.T * curvature) @ x + np.eye(size)
         m = m - np.linalg.solve(precision, gradient)
     return m, precision
-
-
-def minimum(functions, repeats):
-    """The least time of each, interleaved."""
-    best = [np.inf] * len(functions)
-    for _ in range(repeats):
-        for i, function in enumerate(functions):
-            began = time.perf_counter()
-            jax.block_until_ready(function())
-            best[i] = min(best[i], time.perf_counter() - began)
-    return best
 
 
 def numpyro_run(x, y, bound, seconds):
@@ -203,23 +193,18 @@ def main(data=None):
             )
         print(f"{name}: within {GAP} nat of the optimum, {best.bound:.4f} (at most {allowed} steps, 2.0 times NumPy)")
         runs = {way: (call, n, k) for way, (call, n, k) in found.items() if k is not None}
-        times = dict(
-            zip(
-                runs,
-                minimum([partial(call, n, k) for call, n, k in runs.values()], 40 if len(y) < 1000 else 8),
-                strict=True,
-            )
-        )
+        calls = {way: partial(call, n, k) for way, (call, n, k) in runs.items()}
+        times = fastest(calls, 40 if len(y) < 1000 else 8)
         for way, (_, n, k) in runs.items():
             ratio = times[way] / times["NumPy by hand"]
             print(f"  {way:<42} {n} + {k} steps {1e3 * times[way]:9.2f} ms   ratio {ratio:.2f}")
         for way in found.keys() - runs.keys():
             print(f"  {way:<42} not within 25 steps")
-        fastest = min(seconds for way, seconds in times.items() if way.startswith("ours"))
+        least = min(seconds for way, seconds in times.items() if way.startswith("ours"))
         for peer, run in (("NumPyro", numpyro_run), ("blackjax", blackjax_run)):
             peer_steps, seconds, gap = run(*arrays, gap_of, PEER_SECONDS)
             reached = "reached" if gap <= GAP else f"still {gap:.2f} nat away" if np.isfinite(gap) else "diverged"
-            ratio = f"ours / {peer}: {fastest / seconds:.5f}"
+            ratio = f"ours / {peer}: {least / seconds:.5f}"
             print(f"  {peer:<42} {peer_steps:>6} steps {1e3 * seconds:9.0f} ms   {reached}; {ratio}")
 
 

@@ -7,11 +7,10 @@ Alternating runs, the ratio of the least times, and the compiler's own count of 
 
 from __future__ import annotations
 
-import time
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from timing import fastest
 
 from bayesrule.per_example import second_moments
 
@@ -48,21 +47,6 @@ def layers(*shapes):
     return [(draw(shape), jnp.zeros(shape[-1], jnp.float32)) for shape in shapes]
 
 
-def minimum(functions, repeats):
-    """The least time of each, interleaved; one that takes 20 times the first's time runs in every tenth round."""
-    best = [np.inf] * len(functions)
-    for function in functions:
-        jax.block_until_ready(function())
-    for turn in range(repeats):
-        for i, function in enumerate(functions):
-            if turn % 10 and best[i] > 20 * best[0]:
-                continue
-            began = time.perf_counter()
-            jax.block_until_ready(function())
-            best[i] = min(best[i], time.perf_counter() - began)
-    return best
-
-
 def main(data=None):
     rng = np.random.default_rng(1)
     examples = jnp.asarray(rng.standard_normal((BATCH, 28, 28)), jnp.float32), jnp.asarray(rng.integers(0, 10, BATCH))
@@ -85,12 +69,16 @@ def main(data=None):
             return second_moments(loss, params, examples, weights)
 
         built = [jax.jit(f).lower(params, examples, weights).compile() for f in (plain, ours, naive)]
-        times = minimum([lambda f=f, p=params: f(p, examples, weights) for f in built], REPEATS)
+        names = "plain gradient", "ours, with squares", "vmap(grad)"
+        runs = {way: lambda f=f, p=params: f(p, examples, weights) for way, f in zip(names, built, strict=True)}
+        times = fastest(runs, REPEATS)
         size = sum(leaf.size for leaf in jax.tree.leaves(params))
         print(f"{name}, batch {BATCH}, {size:,} parameters (aim: at most {aim} times the plain gradient)")
-        for way, f, seconds in zip(("plain gradient", "ours, with squares", "vmap(grad)"), built, times, strict=True):
+        for (way, seconds), f in zip(times.items(), built, strict=True):
             memory = f.memory_analysis().temp_size_in_bytes / 2**20
-            print(f"  {way:<20} {1e3 * seconds:8.2f} ms   ratio {seconds / times[0]:5.2f}   {memory:7.1f} MB temporary")
+            print(
+                f"  {way:<20} {1e3 * seconds:8.2f} ms   ratio {seconds / times['plain gradient']:5.2f}   {memory:7.1f} MB temporary"
+            )
 
 
 if __name__ == "__main__":

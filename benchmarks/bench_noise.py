@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
-import time
-
 import jax
 import jax.numpy as jnp
-import numpy as np
+from timing import fastest
 
 from bayesrule.noise import normal
 
 SIZE = 10_000_000
-
-
-def minimum(functions, repeats):
-    """The least time of each, interleaved."""
-    best = [np.inf] * len(functions)
-    for _ in range(repeats):
-        for i, function in enumerate(functions):
-            began = time.perf_counter()
-            jax.block_until_ready(function())
-            best[i] = min(best[i], time.perf_counter() - began)
-    return best
 
 
 def numbers(repeats):
@@ -44,9 +31,7 @@ def numbers(repeats):
         with torch.no_grad():
             x = torch.zeros(SIZE)
         runs["torch, normal_ in place"] = lambda: x.normal_() is None
-    for call in runs.values():
-        jax.block_until_ready(call())
-    times = dict(zip(runs, minimum(list(runs.values()), repeats), strict=True))
+    times = fastest(runs, repeats)
     for name, seconds in times.items():
         print(f"  {name:<42} {1e3 * seconds:8.2f} ms   ours / this {times['ours'] / seconds:.3f}")
 

@@ -7,15 +7,14 @@ steps in one call, as in `fit`. ivon-opt runs where it is installed (`pip instal
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
+from timing import fastest
 
 import bayesrule as blr
 
@@ -108,18 +107,6 @@ def ivon_opt(count: int) -> Callable[[], None] | None:
         optimizer.step()
 
     return run
-
-
-def fastest(runs: dict[str, Callable[[], None]], repeats: int) -> dict[str, float]:
-    for run in runs.values():
-        run()
-    best = dict.fromkeys(runs, np.inf)
-    for _ in range(repeats):
-        for name, run in runs.items():
-            began = time.perf_counter()
-            run()
-            best[name] = min(best[name], time.perf_counter() - began)
-    return best
 
 
 def main(data: Path | None) -> None:

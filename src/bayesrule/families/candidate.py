@@ -81,7 +81,8 @@ class Candidate(eqx.Module):
             raise ValueError("Parameters must be real: split complex ones into real and imaginary parts.")
         # Half-precision parameters are kept, and moved, in float32: their updates would be lost in rounding.
         given = jax.tree.map(_widened, given)
-        return self.kind.around(given, self._first(given, objective, temperature), **self.numbers, **dict(self.choices))
+        one = jax.tree.map(lambda x: x[0], given) if self.kind.stacked and jnp.ndim(jax.tree.leaves(given)[0]) else given
+        return self.kind.around(given, self._first(one, objective, temperature), **self.numbers, **dict(self.choices))
 
     def _first(self, params: PyTree, objective: Any, temperature: Any) -> Any:
         """S₀."""
@@ -109,9 +110,10 @@ class Candidate(eqx.Module):
 
     def of(self, kind: type[Family]) -> Candidate:
         """Another family that starts from the same precision; a mixture of this one."""
+        how: dict[str, Any] = {"per_example": self.per_example, "prior": self.prior}
         if issubclass(kind, Mixture):
-            return Candidate(kind, self.precision, component=self.part)
-        return Candidate(kind, self.precision, per_example=self.per_example, prior=self.prior)
+            how["component"] = self.part
+        return Candidate(kind, self.precision, **how)
 
     def dropped(self, keep: Any, **choices: Any) -> Candidate:
         """The spike-and-slab mixture whose slab is this family: dropout with this keep probability."""
