@@ -76,9 +76,8 @@ def main(data=None):
         print(f"{name}, batch {BATCH}, {size:,} parameters (aim: at most {aim} times the plain gradient)")
         for (way, seconds), f in zip(times.items(), built, strict=True):
             memory = f.memory_analysis().temp_size_in_bytes / 2**20
-            print(
-                f"  {way:<20} {1e3 * seconds:8.2f} ms   ratio {seconds / times['plain gradient']:5.2f}   {memory:7.1f} MB temporary"
-            )
+            ratio = seconds / times["plain gradient"]
+            print(f"  {way:<20} {1e3 * seconds:8.2f} ms   ratio {ratio:5.2f}   {memory:7.1f} MB temporary")
 
 
 if __name__ == "__main__":
