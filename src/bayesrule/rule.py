@@ -66,6 +66,8 @@ class Rule(eqx.Module):
         self.guard, self.search = NoGuard() if guard is None else guard, search
         self.name, self.section = name, section
         check(self.family, points, curvature, steps, self.guard)
+        if search is not None:
+            search.check(self.family)
 
     def replace(self, **pieces: Any) -> Rule:
         """The same algorithm with other pieces: a new algorithm."""

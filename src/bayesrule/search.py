@@ -76,6 +76,13 @@ class Search(eqx.Module):
     def __repr__(self) -> str:
         return f"Search(components={self.components})"
 
+    def check(self, family: Any) -> None:
+        """Raise unless Newton's steps can be told from what is measured."""
+        if not family.kind.stacked or family.structure != "full":
+            raise ValueError(
+                f"A search takes Newton's steps: it moves a Mixture of Gaussians with a full precision, not a {family}."
+            )
+
     def first(self, params: PyTree, family: Any, key: Any) -> tuple[Family, Found]:
         """The mixture to start from (K starts along a leading axis, a mixture, or None for a design over the box)."""
         given: Any = params

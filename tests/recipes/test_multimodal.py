@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import bayesrule as blr
+from bayesrule.families.candidate import Candidate
 from bayesrule.models.landscapes import himmelblau, landscapes
 
 BOX = (jnp.full(2, -6.0), jnp.full(2, 6.0))
@@ -277,6 +278,32 @@ def test_a_search_with_draws():
 def test_a_search_that_cannot_begin(choices, start, message):
     with pytest.raises(ValueError, match=message):
         search(himmelblau, start=start, steps=1, **choices)
+
+
+@pytest.mark.parametrize("family", [blr.Gaussian, blr.DiagonalGaussian])
+def test_a_search_needs_a_mixture_with_full_precisions(family):
+    rule, curvature = blr.multimodal(0.5, bounds=BOX), blr.Hessian()
+    if family is blr.DiagonalGaussian:
+        family, curvature = Candidate(blr.Mixture, component=family), blr.HessianDiagonal()
+    with pytest.raises(ValueError, match="full precision"):
+        rule.replace(family=family, curvature=curvature)
+
+
+def test_a_cold_mixture_is_narrow():
+    """At the temperature τ, S_k = ∇²ℓ̄/τ at each minimum; and the hotter, the further two neighbours are apart."""
+
+    def run(temperature, start):
+        steps = blr.Steps(0.5, temperature=temperature, units="fraction")
+        rule = blr.newton().replace(family=blr.Mixture, steps=steps)
+        return blr.fit(rule, lambda t: jnp.sum((t**2 - 1) ** 2), blr.Mixture([1, 1], start), steps=60).q.components
+
+    wells = blr.Gaussian(jnp.array([[-1.1], [0.9]]), jnp.full((2, 1, 1), 80.0))
+    cold = run(0.01, wells)
+    np.testing.assert_allclose(cold.mean[:, 0], [-1.0, 1.0], atol=1e-8)
+    np.testing.assert_allclose(cold.precision[:, 0, 0], 800.0, rtol=1e-6)
+    beside = blr.Gaussian(jnp.array([[0.95], [1.05]]), jnp.full((2, 1, 1), 80.0))
+    gaps = [float(jnp.diff(run(temperature, beside).mean[:, 0])[0]) for temperature in (0.01, 0.05)]
+    assert 0 < gaps[0] < gaps[1]
 
 
 def test_one_minimum_is_not_many():

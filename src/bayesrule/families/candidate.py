@@ -81,7 +81,7 @@ class Candidate(eqx.Module):
             raise ValueError("Parameters must be real: split complex ones into real and imaginary parts.")
         # Half-precision parameters are kept, and moved, in float32: their updates would be lost in rounding.
         given = jax.tree.map(_widened, given)
-        one = jax.tree.map(lambda x: x[0], given) if self.kind.stacked and jnp.ndim(jax.tree.leaves(given)[0]) else given
+        one = jax.tree.map(lambda x: x[0] if jnp.ndim(x) else x, given) if self.kind.stacked else given
         return self.kind.around(given, self._first(one, objective, temperature), **self.numbers, **dict(self.choices))
 
     def _first(self, params: PyTree, objective: Any, temperature: Any) -> Any:
