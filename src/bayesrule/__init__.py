@@ -24,8 +24,9 @@ _MODULES = {
     "prediction": "predict",
     "metrics": "",
     "evidence": "empirical_bayes",
-    "families": "FixedGaussian DiagonalGaussian Gaussian LowRankGaussian KroneckerGaussian SpikeSlab Mixture Bernoulli "
-    "Categorical Dirichlet Beta Gamma Wishart NormalGamma NormalWishart Poisson Product Family ExponentialFamily",
+    "families": "FixedGaussian DiagonalGaussian Gaussian LowRankGaussian KroneckerGaussian SpikeSlab Mixture StudentT "
+    "SkewGaussian Bernoulli Categorical Dirichlet Beta Gamma Wishart NormalGamma NormalWishart Poisson Product Family "
+    "ExponentialFamily",
     "recipes": "sgd rmsprop adam dropout ogn oggn vogn voggn ivon slang straight_through bayesbinn "
     "gradient_descent newton von multimodal conjugate laplace exponential_weights table",
 }

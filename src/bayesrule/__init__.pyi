@@ -21,7 +21,9 @@ from .families import NormalGamma as NormalGamma
 from .families import NormalWishart as NormalWishart
 from .families import Poisson as Poisson
 from .families import Product as Product
+from .families import SkewGaussian as SkewGaussian
 from .families import SpikeSlab as SpikeSlab
+from .families import StudentT as StudentT
 from .families import Wishart as Wishart
 from .fitting import Result as Result
 from .fitting import fit as fit

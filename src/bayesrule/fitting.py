@@ -145,8 +145,10 @@ def fit(
         key = jax.random.key(0)
     if isinstance(key, int):
         raise ValueError("key= is a JAX key: pass jax.random.key(seed).")
-    # A copy, because the loop gives its buffers away and the start belongs to the caller.
-    state = jax.tree.map(jnp.array, start.state if resumed else rule.init(start, objective, key))
+    # A copy, because the loop gives its buffers away and the start belongs to the caller; of one type with what the
+    # loop returns, or its second call would compile again.
+    copied = lambda x: jnp.array(x, dtype=x.dtype) if isinstance(x, jax.Array) else jnp.array(x)
+    state = jax.tree.map(copied, start.state if resumed else rule.init(start, objective, key))
     diagnose = tolerance is not None or loader.batch_size is None
     chunk = partial(run_chunk, batch_size=loader.batch_size, diagnose=diagnose, microbatches=microbatches)
     first = int(state.count) if resumed else 0
@@ -165,7 +167,7 @@ def fit(
             partial(minima, rule, objective, state, loader.data) if rule.search is not None and not passing else None
         )
         member = state.q.component(0) if state.q.stacked else state.q
-        return Result(state, reason, trace, key, objective.regularizer.normalized(member), bound, found)
+        return Result(state, reason, trace, key, objective.regularizer.normalized(member.gaussian), bound, found)
 
     reason, done, size = "steps", first, min(steps, 16)
     with _Display(progress, steps) as display, _Interrupt() as interrupt:

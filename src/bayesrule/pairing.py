@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 
 from .curvature import Curvature, Gradient, Stein
 from .families.base import ExponentialFamily, Family
 from .families.candidate import Candidate
+from .families.conditional import ConditionalFamily
 from .families.discrete import Bernoulli
 from .families.mixture import Mixture
 from .families.product import Product
+from .families.skew import SkewGaussian
 from .families.spike_slab import SpikeSlab
 from .families.structure import GaussianFamily
 from .guards import Retraction
@@ -44,11 +46,14 @@ def check(family: Candidate, points: Points, curvature: Curvature, steps: Any, g
         member = None if member is None else member.component(0)
         kind = family.part if member is None else type(member)
         _check_components(kind, points)
-    structure = family.structure if member is None else _structure(member)
+    given = issubclass(kind, ConditionalFamily)
+    structure = family.structure if member is None and not given else _structure(kind if member is None else member)
     if isinstance(curvature, Reparameterized) and member is not None and not member.reparameterized:
         raise ValueError(f"The samples of this {kind.__name__} are not all differentiable in λ: use Score() instead.")
     _check_points(points, curvature)
     abstract = kind in (Family, ExponentialFamily, GaussianFamily, Mixture)
+    if given:
+        _check_given(kind, points, curvature, member)
     if not abstract:
         _check_family(kind, structure, points, curvature, member)
     exponential = issubclass(kind, ExponentialFamily)
@@ -64,7 +69,7 @@ def check(family: Candidate, points: Points, curvature: Curvature, steps: Any, g
         )
     if steps.reverse and not _one_rate(steps):
         raise ValueError("The reverse form steps in μ, where mean and precision move as one: give a single rate.")
-    if not abstract and not issubclass(kind, GaussianFamily | SpikeSlab | Product) and not _one_rate(steps):
+    if not (abstract or given or issubclass(kind, GaussianFamily | SpikeSlab | Product) or _one_rate(steps)):
         raise ValueError(f"Rates(mean, precision) are for a Gaussian's two parts; a {kind.__name__} takes one rate.")
     if isinstance(guard, Retraction) and steps.reverse:
         raise ValueError("Retraction is for steps in λ: with reverse=True use Backtracking() or NoGuard().")
@@ -88,12 +93,29 @@ def _check_components(kind: type[Family], points: Points) -> None:
         )
 
 
+def _check_given(kind: type[Family], points: Points, curvature: Curvature, member: Any) -> None:
+    if points.delta or points.chained:
+        raise ValueError(
+            f"{points!r} see nothing of what makes a {kind.__name__} differ from a Gaussian, its tails or its skew: "
+            "use MonteCarlo() or Quadrature() points."
+        )
+    if isinstance(curvature, Stein):
+        raise ValueError(f"Stein()'s identity holds for a Gaussian, not for a {kind.__name__}: use Hessian().")
+    if isinstance(member, SkewGaussian):
+        leaves = jax.tree.leaves(member.skew)
+        if not any(isinstance(leaf, Tracer) or np.any(np.asarray(leaf)) for leaf in leaves):
+            raise ValueError(
+                "A SkewGaussian without skew stays without: the natural gradient of α is 0 at α = 0. Start from a skew "
+                "that leans to the longer tail, or use a Gaussian."
+            )
+
+
 def _check_width(points: Points, member: Any) -> None:
     """A Gaussian that is sampled needs a precision above zero."""
     if not (isinstance(points, MonteCarlo) and isinstance(member, GaussianFamily) and member.elementwise):
         return
     for leaf in jax.tree.leaves(member.precision):  # pyright: ignore[reportAttributeAccessIssue]  # entry by entry
-        if not isinstance(leaf, Tracer) and jnp.any(leaf <= 0):
+        if not isinstance(leaf, Tracer) and np.any(np.asarray(leaf) <= 0):
             raise ValueError(
                 "This q would be sampled with a precision of zero, an infinite width: give a prior (regularizer=δ) or "
                 "a starting precision (initial_precision=…, or curvature=…)."

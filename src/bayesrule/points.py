@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from .families.base import Family
+from .families.conditional import ConditionalFamily
 from .families.structure import GaussianFamily, ravel, unravel
 
 
@@ -57,6 +58,7 @@ class Points(eqx.Module):
         self, q: Any, center: Float[Array, "B K"], jacobian: PyTree, key: Any
     ) -> tuple[Float[Array, "S B K"], Float[Array, " S"]]:
         """Points for outputs that are linear in θ, f = center + J(θ − m), and their weights."""
+        _check_linear(q)
         spots = self.at(q, key)
         deviation = ravel(jax.tree.map(jnp.subtract, spots.theta, q.mean), 1)
         return center + jnp.einsum("bkp,sp->sbk", ravel(jacobian, 2), deviation), spots.weights
@@ -135,7 +137,8 @@ class Quadrature(Points):
     """Gauss–Hermite points of an order: a tensor grid over θ, exact to degree 2·order − 1.
 
     Where the objective says `linear=True` the grid is over each example's outputs instead: one
-    dimension for each output, however many parameters there are.
+    dimension for each output, however many parameters there are. A `StudentT` and a `SkewGaussian` have grids of their
+    own.
     """
 
     order: int = eqx.field(static=True)
@@ -149,6 +152,9 @@ class Quadrature(Points):
 
     def at(self, q: Any, key: Any) -> PointSet:
         size = sum(leaf.size for leaf in jax.tree.leaves(q.mean))
+        if isinstance(q, ConditionalFamily):
+            _check_size(self.order, q.grid_axes)
+            return PointSet(*q.grid(self.order))
         noise, weights = _grid(self.order, size)
         if q.noise_size == size:
             return PointSet(q.transformed(noise), weights)
@@ -156,6 +162,7 @@ class Quadrature(Points):
         return PointSet(unravel(ravel(q.mean) + spread, q.mean), weights)
 
     def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Any) -> tuple[Array, Array]:
+        _check_linear(q)
         covariance = q.output_covariance(jacobian)
         noise, weights = _grid(self.order, center.shape[1])
         noise = noise.astype(center.dtype)
@@ -171,6 +178,14 @@ class Quadrature(Points):
         return f"Quadrature({self.order})"
 
 
+def _check_linear(q: Any) -> None:
+    if isinstance(q, ConditionalFamily):
+        raise ValueError(
+            f"Objective(…, linear=True) integrates over outputs that are Gaussian, and under a {type(q).__name__} they "
+            "are not: leave linear=True out, so that the points are values of θ."
+        )
+
+
 def _factor(covariance: Float[Array, "B K K"]) -> Float[Array, "B K K"]:
     """chol(C), and a little more than C where outputs depend on each other and C is singular."""
     plain = jnp.linalg.cholesky(covariance)
@@ -181,13 +196,19 @@ def _factor(covariance: Float[Array, "B K K"]) -> Float[Array, "B K K"]:
     return jnp.linalg.cholesky(safe)
 
 
-def _grid(order: int, size: int) -> tuple[Float[Array, "S D"], Float[Array, " S"]]:
+def _check_size(order: int, size: int, more: str = "") -> None:
     if order**size > _GRID_LIMIT:
         raise ValueError(
-            f"A grid of order {order} in {size} dimensions has {order}^{size} points. Use MonteCarlo, or, where "
-            "the model is linear in its parameters, Objective(loss, output=apply, linear=True): then each "
-            "example is integrated over its own outputs."
+            f"A grid of order {order} in {size} dimensions has {order}^{size} points. Use MonteCarlo{more}."
         )
+
+
+def _grid(order: int, size: int) -> tuple[Float[Array, "S D"], Float[Array, " S"]]:
+    linear = (
+        ", or, where the model is linear in its parameters, Objective(loss, output=apply, linear=True): then each "
+        "example is integrated over its own outputs"
+    )
+    _check_size(order, size, linear)
     nodes, weights = np.polynomial.hermite_e.hermegauss(order)
     weights = weights / weights.sum()
     points = np.array(list(itertools.product(nodes, repeat=size))).reshape(-1, size)

@@ -11,7 +11,9 @@ from .kronecker import KroneckerGaussian
 from .lowrank import LowRankGaussian
 from .mixture import Mixture
 from .product import Product
+from .skew import SkewGaussian
 from .spike_slab import SpikeSlab
+from .student import StudentT
 from .wishart import NormalWishart, Wishart
 
 __all__ = [
@@ -32,6 +34,8 @@ __all__ = [
     "NormalWishart",
     "Poisson",
     "Product",
+    "SkewGaussian",
     "SpikeSlab",
+    "StudentT",
     "Wishart",
 ]
