@@ -125,32 +125,29 @@ class Backtracking(Guard):
         return self.monotone
 
     def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> Taken:
-        def judged(candidate: Any) -> tuple[Array, Array, Any]:
-            """Whether it is good, whether the objective was looked at for that, and what was seen."""
-            inside = _inside(candidate)
-            if not self.monotone:
-                return inside, jnp.zeros((), int), None
-            loss, measured = jax.lax.cond(inside, assess, unseen, candidate)  # outside Ω there is nothing to look at
-            return inside & (loss <= limit), inside.astype(int), measured
-
         def unseen(candidate: Any) -> tuple[Array, Any]:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(assess, candidate))
 
         def body(carry: tuple) -> tuple:
-            fraction, count = carry[1] / 2, carry[2] + 1
+            _, fraction, count, _, acted, looks, _ = carry
+            fraction = fraction / 2
             candidate = q.moved(step.shortened(fraction))
-            good, looked, measured = judged(candidate)
-            return candidate, fraction, count, good, carry[4] + looked, measured
-
-        plain = q.moved(step)
-        start = (plain, jnp.ones(()), jnp.zeros((), int), *judged(plain))
+            inside = _inside(candidate)
+            good, measured = inside, None
+            if self.monotone:  # outside Ω there is nothing to look at
+                loss, measured = jax.lax.cond(inside, assess, unseen, candidate)
+                good, looks = inside & (loss <= limit), looks + inside
+            return candidate, fraction, count + 1, good, acted | ((count == 0) & ~inside), looks, measured
 
         def unfinished(carry: tuple) -> Array:
-            return (carry[2] < self.halvings) & ~carry[3]
+            return (carry[2] <= self.halvings) & ~carry[3]
 
-        new, fraction, _, good, looks, measured = jax.lax.while_loop(unfinished, body, start)
+        # The whole step is the first turn of the loop, so that looking is compiled once.
+        never, nothing = jnp.zeros((), bool), jnp.zeros((), int)
+        start = (q, 2 * jnp.ones(()), nothing, never, never, nothing, unseen(q)[1] if self.monotone else None)
+        new, fraction, _, good, acted, looks, measured = jax.lax.while_loop(unfinished, body, start)
         new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, q)
-        return Taken(new, jnp.where(good, fraction, 0.0), ~_inside(plain), good, measured, looks)
+        return Taken(new, jnp.where(good, fraction, 0.0), acted, good, measured, looks)
 
     def __repr__(self) -> str:
         return f"Backtracking({'monotone=True' if self.monotone else ''})"

@@ -60,7 +60,8 @@ def _at_once(measure: Callable[[PyTree], Measured], q: Any, spots: PointSet) -> 
 
 
 def repelled(tilt: Any, curvature: Any, q: Any, points: Points, key: Any) -> Measured:
-    """E_q of −log r and of its derivatives, for a component of a mixture, at the points where the loss is looked at."""
+    """E_q of −log r and of its derivatives, for a component of a mixture, at the points that the loss is looked at
+    (over θ, also where the loss is looked at over linear outputs)."""
     again = None if key is None else jax.random.clone(key)  # the same points, on purpose
     if isinstance(q, GaussianFamily):
         return averaged(lambda theta: Measured(*tilt.at(theta, q.structure)), q, points, again)

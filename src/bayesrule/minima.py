@@ -39,9 +39,10 @@ def minima(rule: Rule, objective: Objective, state: State, data: PyTree) -> list
     span = np.asarray(found.high - found.low)
     place = (position - np.asarray(found.low)) / span
     true = taken & np.all((place >= 0) & (place <= 1), axis=1) & _minimal(slope, hessian, span)
+    same = min(float(rule.search.radius), 10 * np.finfo(place.dtype).eps ** 0.5)  # polished, they agree to rounding
     kept: list[int] = []
     for index in sorted(np.flatnonzero(true).tolist(), key=lambda i: (value[i], i)):
-        twins = [k for k in kept if np.max(np.abs(place[k] - place[index])) < rule.search.radius]
+        twins = [k for k in kept if np.max(np.abs(place[k] - place[index])) < same]
         if twins:
             hits[twins[0]] += hits[index]
         else:
@@ -72,7 +73,7 @@ def _minimal(slope: np.ndarray, hessian: np.ndarray, span: np.ndarray) -> np.nda
 @jax.jit
 def _polished(polish: Any, objective: Objective, starts: Any, like: PyTree, data: PyTree) -> tuple:
     """Where Newton's method leads from these starts: position, value, gradient and Hessian."""
-    key = jax.random.key(0)  # not used: nothing is random here
+    key = jax.random.key(0)  # for a loss that is random itself
 
     def one(start: Any) -> tuple:
         state = polish.init(unravel(start, like), objective)

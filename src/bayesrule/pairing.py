@@ -19,7 +19,7 @@ from .families.skew import SkewGaussian
 from .families.spike_slab import SpikeSlab
 from .families.structure import GaussianFamily
 from .guards import Retraction
-from .points import Delta, Enumeration, Exact, MonteCarlo, Points
+from .points import Delta, Enumeration, Exact, MonteCarlo, Points, Quadrature
 from .relaxed import Each, Masks, Relaxed, Sign
 from .score import Reparameterized, Score
 from .steps import Scheduled
@@ -45,7 +45,7 @@ def check(family: Candidate, points: Points, curvature: Curvature, steps: Any, g
             )
         member = None if member is None else member.component(0)
         kind = family.part if member is None else type(member)
-        _check_components(kind, points)
+        _check_components(kind, points, member)
     given = issubclass(kind, ConditionalFamily)
     structure = family.structure if member is None and not given else _structure(kind if member is None else member)
     if isinstance(curvature, Reparameterized) and member is not None and not member.reparameterized:
@@ -81,7 +81,12 @@ def check(family: Candidate, points: Points, curvature: Curvature, steps: Any, g
     _check_width(points, member)
 
 
-def _check_components(kind: type[Family], points: Points) -> None:
+def _check_components(kind: type[Family], points: Points, member: Any) -> None:
+    if isinstance(points, Quadrature) and isinstance(member, GaussianFamily) and not points.fits(member.noise_size):
+        raise ValueError(
+            f"The responsibilities of a mixture are looked at over θ, even where the loss is looked at over outputs, "
+            f"and a grid of order {points.order} in {member.noise_size} dimensions is too large: use MonteCarlo()."
+        )
     if issubclass(kind, GaussianFamily) and hasattr(kind, "structure") and kind.structure.name not in _MIXED:
         raise ValueError(
             f"The curvature of −log r_k is not a sum of squares, which is all that a {kind.__name__} holds: mix "

@@ -150,6 +150,10 @@ class Quadrature(Points):
             raise ValueError(f"The order of a quadrature is at least 1, got {order}.")
         self.order = order
 
+    def fits(self, size: int) -> bool:
+        """Whether a grid in so many dimensions is small enough."""
+        return self.order**size <= _GRID_LIMIT
+
     def at(self, q: Any, key: Any) -> PointSet:
         size = sum(leaf.size for leaf in jax.tree.leaves(q.mean))
         if isinstance(q, ConditionalFamily):

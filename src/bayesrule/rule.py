@@ -149,6 +149,7 @@ class Rule(eqx.Module):
         strict: bool = False,
         measured: Measured | None = None,
         tilt: Any = None,
+        heat: Any = None,
     ) -> tuple[State, Info, Measured | None]:
         """`step`, and with `diagnose` also the bound and the decrement.
 
@@ -157,15 +158,16 @@ class Rule(eqx.Module):
         anything moves takes one more pass over the gradient: at 10⁷ parameters a quarter of SGD's time.
 
         Where the guard had to measure the objective at the new q, that comes back too, and can be handed to the next
-        step as `measured` if the batch and the points stay the same. `tilt` is a term of the entropy's that a component
-        of a mixture has beside its own.
+        step as `measured` if the batch and the points stay the same. A component of a mixture has `tilt`, a term of the
+        entropy beside its own, and in a search `heat`, what the temperature is multiplied by.
         """
         objective = as_objective(objective)
+        self._check_state(objective, state)
         if state.q.stacked:
             return advance_each(self, objective, state, batch, key, diagnose, strict, measured)
-        state = self._tempered(state)
+        if tilt is None:  # a mixture has seen to it for all of its components
+            state = dataclasses.replace(state, q=self.tempered(state.q, state.count))
         q = state.q
-        self._check_state(objective, state)
         if measured is None:
             measured = self.measure(objective, q, batch, state.aux, key, tilt)
         elif tilt is not None:  # the other components have moved since
@@ -177,7 +179,7 @@ class Rule(eqx.Module):
             seen = dataclasses.replace(
                 measured, gradient=_finite_part(measured.gradient), curvature=_finite_part(measured.curvature)
             )
-        step, average = self.formed(objective, state, seen, go)
+        step, average = self.formed(objective, state, seen, go, heat)
         scale = None if step.divisor is None else step.divisor.v
         bound = self._bound(objective, q, measured, step) if diagnose else None
         decrement = q.decrement(step) if diagnose else None
@@ -205,16 +207,16 @@ class Rule(eqx.Module):
         info = Info(value, rate, taken.acted, taken.fraction, finite, taken.inside, bound, decrement, loss, taken.looks)
         return after, info, taken.measured
 
-    def _tempered(self, state: State) -> State:
-        """Under a temperature schedule, q's precision S = (Nv + δ)/τ at the temperature of this step."""
-        if not self._warming:
-            return state
+    def tempered(self, q: Any, count: Array) -> Any:
+        """Under a temperature schedule, q with the precision S = (Nv + δ)/τ at the temperature of this step."""
+        if not self.warming:
+            return q
         temperature = self.steps.temperature
-        before = at(temperature, jnp.maximum(state.count - 1, 0))
-        return dataclasses.replace(state, q=state.q.sharpened(before / at(temperature, state.count)))
+        return q.sharpened(at(temperature, jnp.maximum(count - 1, 0)) / at(temperature, count))
 
     @property
-    def _warming(self) -> bool:
+    def warming(self) -> bool:
+        """Whether q's precision follows a temperature schedule from step to step."""
         return self.steps.units == "fraction" and isinstance(self.steps.temperature, Scheduled)
 
     def lean(self, q: Any) -> bool:
@@ -222,7 +224,7 @@ class Rule(eqx.Module):
 
         Not where a bad step has more to undo: a guard's halvings, the lazy sum, a precision at a new temperature.
         """
-        simple = not (self.steps.lazy or self._warming or isinstance(self.guard, Backtracking))
+        simple = not (self.steps.lazy or self.warming or isinstance(self.guard, Backtracking))
         return simple and q.elementwise
 
     def _kept(self, state: State, after: State, good: Array) -> State:
@@ -248,6 +250,9 @@ class Rule(eqx.Module):
         return q.average(on_each(q, of, key)) + q.choice.entropy() if q.stacked else of(q, key)
 
     def _check_state(self, objective: Objective, state: State) -> None:
+        if (self.search is None) != (state.found is None) and state.q.stacked:
+            made = "without a search" if state.found is None else "by a search"
+            raise ValueError(f"This state was made {made}: start again with rule.init(state.q).")
         if (self.steps.momentum is not None or self.steps.lazy) and state.previous is None:
             raise ValueError("This state was made by a rule without momentum: start again with rule.init(state.q).")
         if self.steps.average is not None and state.average is None:
@@ -264,7 +269,7 @@ class Rule(eqx.Module):
             raise ValueError("This objective carries aux along: make the state with rule.init(params, objective).")
 
     def formed(
-        self, objective: Objective, state: State, measured: Measured, go: Array | None = None
+        self, objective: Objective, state: State, measured: Measured, go: Array | None = None, heat: Any = None
     ) -> tuple[Step, PyTree]:
         """The step: the data's derivatives and the regularizer's, averaged, with their rates.
 
@@ -275,7 +280,7 @@ class Rule(eqx.Module):
         gradient, curvature, average = measured.gradient, measured.curvature, state.average
         if steps.average is not None and steps.average.over == "data":
             average, gradient = steps.average.updated(average, gradient, count, go)
-        temperature = jnp.asarray(at(steps.temperature, count), float)
+        temperature = jnp.asarray(at(steps.temperature, count), float) * (1.0 if heat is None else heat)
         if added_gradient is not None:
             gradient = jax.tree.map(jnp.add, gradient, added_gradient)
         if added_curvature is not None and curvature is not None:

@@ -80,6 +80,7 @@ def run_chunk(
 
     # The guard's look at the new q is the next step's measurement, if the batch and the points stay the same.
     reuse = rule.guard.looks and not rule.points.random and batch_size is None and objective.kind != "batch"
+    reuse = reuse and (rule.points.delta or not rule.warming)  # a new temperature moves the points
 
     def body(carry: tuple) -> tuple:
         state, order, trace, _, streak, measured = carry

@@ -16,9 +16,15 @@ from .measured import Measured
 from .objective import Objective
 from .state import Info, State
 
+_CLOSE = 0.05  # of the box: a landing from further off says little of where a minimum is
+
 
 class Found(eqx.Module):
-    """The minima found so far (M places, those with hits taken) and where each of the K components is in its life."""
+    """The minima found so far (M places, those with hits taken) and where each of the K components is in its life.
+
+    `measures` counts how often a component's loss was measured, `idle` for how many steps all of them have been stuck;
+    `spread` is the standard deviation of ℓ̄ over the first starts, the unit of the temperature.
+    """
 
     position: Float[Array, "M P"]
     value: Float[Array, " M"]
@@ -28,6 +34,8 @@ class Found(eqx.Module):
     stuck: Bool[Array, " K"]
     seeds: Int[Array, ""]
     measures: Int[Array, ""]
+    idle: Int[Array, ""]
+    spread: Float[Array, ""]
     low: Float[Array, " P"]
     high: Float[Array, " P"]
     shift: Float[Array, " P"]
@@ -37,10 +45,11 @@ class Search(eqx.Module):
     """What `multimodal` does around its steps.
 
     K starts are spread over the box `bounds` by a low-discrepancy sequence, shifted at random. A component is done
-    where Newton's step from it is below `tolerance` (of the box), and merges into a minimum found before, or into
-    another component, where that step lands within `radius` of it. Whoever is done, merged, stuck, out of the box or
-    older than `patience` steps is given the sequence's next point, so K need not be the number of minima. `memory` is
-    how many minima are kept, the lowest ones. `polish` is the rule that sharpens them in the end.
+    where Newton's step from it is below `tolerance` (of the box). It merges into a minimum found before, or into
+    another component, where that step lands on it: within a tenth of the step, and within `radius`. Whoever is done,
+    merged, stuck, out of the box or older than `patience` steps is given the sequence's next point, so K need not be
+    the number of minima; what is old, but close to a minimum, is recorded too. `memory` is how many minima are kept,
+    the lowest ones. `polish` is the rule that sharpens them in the end.
     """
 
     bounds: tuple[PyTree, PyTree] | None
@@ -59,11 +68,12 @@ class Search(eqx.Module):
         components: int,
         patience: int = 60,
         memory: int = 256,
-        tolerance: float = 1e-3,
+        tolerance: float = 1e-5,
         radius: float = 1e-3,
     ):
-        if components < 1 or patience < 1 or memory < 1:
-            raise ValueError("A search has at least one component, one place to remember a minimum, and one step.")
+        counts = {"components": components, "patience": patience, "memory": memory}
+        if any(not isinstance(n, int) or n < 1 for n in counts.values()):
+            raise ValueError(f"components=, patience= and memory= are whole numbers of at least 1, got {counts}.")
         self.bounds = None if bounds is None else _box(bounds)
         self.polish, self.tolerance, self.radius = polish, tolerance, radius
         self.components, self.patience, self.memory = components, patience, memory
@@ -74,7 +84,7 @@ class Search(eqx.Module):
         return "what has converged is recorded, merged with its like, and started anew elsewhere"
 
     def __repr__(self) -> str:
-        return f"Search(components={self.components})"
+        return f"Search(components={self.components}, patience={self.patience}, memory={self.memory})"
 
     def check(self, family: Any) -> None:
         """Raise unless Newton's steps can be told from what is measured."""
@@ -92,6 +102,7 @@ class Search(eqx.Module):
             given = given.each(lambda c: c.mean)
         if self.bounds is None and given is None:
             raise ValueError("A search needs a box to spread its starts over, bounds=(low, high), or the starts.")
+        given = None if given is None else _starts(given, self.bounds)
         like = jax.tree.map(lambda x: x[0], given) if self.bounds is None else self.bounds[0]
         if self.bounds is None:
             flat = ravel(given, 1)
@@ -113,6 +124,8 @@ class Search(eqx.Module):
             jnp.zeros(count, bool),
             jnp.asarray(count if given is None else 0),
             jnp.asarray(count),
+            jnp.asarray(0),
+            jnp.full((), jnp.nan, low.dtype),  # not measured yet
             low,
             high,
             shift,
@@ -158,18 +171,20 @@ class Search(eqx.Module):
         newton = jax.vmap(lambda f, g: jax.scipy.linalg.cho_solve((f, True), g))(safe, slope * span)
         place = (flat - found.low) / span
         landing = place - newton
-        near = jnp.max(jnp.abs(newton), axis=1) < self.tolerance
+        length = jnp.max(jnp.abs(newton), axis=1)
+        near = length < self.tolerance
         old = found.ages >= self.patience
         inside = jnp.all((landing >= 0) & (landing <= 1), axis=1)
         lost = found.stuck | old | jnp.any((place < -0.1) | (place > 1.1), axis=1)
-        value = value - 0.5 * jnp.sum(slope * span * newton, axis=1)
-        done = convex & inside & (near | old)
-        masses, collapsed = self._collapsed(place, landing, convex, found)
+        unit, value = _spread(value), value - 0.5 * jnp.sum(slope * span * newton, axis=1)
+        done = convex & inside & (near | (old & (length < _CLOSE)))
+        reach = jnp.minimum(self.radius, 0.1 * length) + self.tolerance
+        masses, collapsed = self._collapsed(place, landing, convex, reach, found)
 
         def record(carry: tuple, one: tuple) -> tuple:
             position, values, hits = carry
-            landing, value, convex, done, mass = one
-            alike = (jnp.max(jnp.abs((position - found.low) / span - landing), axis=1) < self.radius) & (hits > 0)
+            landing, value, convex, done, mass, reach = one
+            alike = (jnp.max(jnp.abs((position - found.low) / span - landing), axis=1) < reach) & (hits > 0)
             merged = convex & jnp.any(alike)
             worth = jnp.asarray(jnp.where(hits > 0, values, jnp.inf))
             worst = jnp.argmax(worth)  # an empty place, while there is one
@@ -180,18 +195,20 @@ class Search(eqx.Module):
             hits = hits.at[slot].set(jnp.where(merged, hits[slot] + mass, jnp.where(new, mass, hits[slot])))
             return (position, values, hits), merged | done
 
-        ones = landing, value, convex & ~collapsed, done & ~collapsed, masses
+        ones = landing, value, convex & ~collapsed, done & ~collapsed, masses, reach
         (position, values, hits), ended = jax.lax.scan(record, (found.position, found.value, found.hits), ones)
         free = ended | lost | collapsed
-        found = dataclasses.replace(found, position=position, value=values, hits=hits, masses=masses)
+        spread = jnp.asarray(jnp.where(jnp.isnan(found.spread), unit, found.spread), found.spread.dtype)
+        found = dataclasses.replace(found, position=position, value=values, hits=hits, masses=masses, spread=spread)
         return self._restarted(rule, objective, dataclasses.replace(state, found=found), measured, free, batch, key)
 
     def _collapsed(
-        self, place: Array, landing: Array, convex: Array, found: Found
+        self, place: Array, landing: Array, convex: Array, reach: Array, found: Found
     ) -> tuple[Float[Array, " K"], Bool[Array, " K"]]:
         """Who has collapsed onto a component before it in the row, and everybody's mass when those have joined."""
         gap = lambda x: jnp.max(jnp.abs(x[:, None] - x[None, :]), axis=2)
-        alike = (gap(place) < self.radius) & (gap(landing) < self.radius) & convex[:, None] & convex[None, :]
+        alike = (gap(place) < self.radius) & (gap(landing) < jnp.minimum(reach[:, None], reach))
+        alike = alike & convex[:, None] & convex
         earlier = jnp.tril(alike, -1)
         collapsed = jnp.any(earlier, axis=1)
         host = jnp.argmax(earlier, axis=1)  # the first of them, which has no earlier one itself
@@ -224,12 +241,14 @@ class Search(eqx.Module):
     def noted(self, found: Found, seen: Info) -> Found:
         """What the steps of all components showed."""
         looks = jnp.ones_like(found.ages) if seen.looks is None else seen.looks
-        return dataclasses.replace(
-            found,
-            ages=found.ages + 1,
-            stuck=~(seen.finite & seen.inside),
-            measures=found.measures + jnp.sum(looks),
-        )
+        stuck = ~(seen.finite & seen.inside)
+        idle = jnp.where(jnp.all(stuck), found.idle + 1, 0)
+        measures = found.measures + jnp.sum(looks)
+        return dataclasses.replace(found, ages=found.ages + 1, stuck=stuck, idle=idle, measures=measures)
+
+    def alive(self, found: Found) -> Array:
+        """Whether any component has taken a step in the last `patience` of them."""
+        return found.idle < self.patience
 
 
 def _whole(objective: Objective, q: Any, measured: Measured) -> tuple[Array, Array, Array]:
@@ -240,12 +259,49 @@ def _whole(objective: Objective, q: Any, measured: Measured) -> tuple[Array, Arr
     return value, ravel(whole), measured.curvature if hessian is None else q.added(measured.curvature, hessian)
 
 
+def _spread(values: Float[Array, " K"]) -> Float[Array, ""]:
+    """The standard deviation of what is finite; 1 where that is nothing, or all the same."""
+    good = jnp.isfinite(values)
+    spread = jnp.std(jnp.where(good, values, 0.0), where=good)
+    return jnp.where(jnp.isfinite(spread) & (spread > 0), spread, 1.0)
+
+
+def _floats(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.promote_types(jnp.result_type(float), jnp.result_type(x))), tree)
+
+
+def _shapes(tree: PyTree) -> Any:
+    return jax.tree.map(jnp.shape, tree)
+
+
+def _starts(given: PyTree, bounds: tuple[PyTree, PyTree] | None) -> PyTree:
+    """K starts along a leading axis of every leaf, as floats."""
+    given = _floats(jnp.asarray(given) if isinstance(given, list) else given)
+    counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(given)}
+    wanted = None if bounds is None else jax.tree.map(lambda x: (*counts, *x.shape), bounds[0])
+    shapes = jax.tree.map(lambda x: (x.shape[:1], *x.shape[1:]), given)
+    if len(counts) != 1 or counts == {()} or (wanted is not None and shapes != wanted):
+        box = "" if bounds is None else f", for a box of the shape {_shapes(bounds[0])}"
+        raise ValueError(
+            f"The starts of a search are K parameters along a leading axis of every array{box}; got the shape "
+            f"{_shapes(given)}."
+        )
+    if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(given)):
+        raise ValueError("Some of the starts are not finite numbers.")
+    return given
+
+
 def _box(bounds: Any) -> tuple[PyTree, PyTree]:
-    floats = lambda tree: jax.tree.map(lambda x: jnp.asarray(x, float), tree)
-    low, high = (floats(side) for side in bounds)
-    shapes = [[x.shape for x in jax.tree.leaves(side)] for side in (low, high)]
-    if shapes[0] != shapes[1] or jax.tree.structure(low) != jax.tree.structure(high):
-        raise ValueError(f"bounds=(low, high) are two of the parameters' shape, got {shapes[0]} and {shapes[1]}.")
+    try:
+        low, high = (_floats(side) for side in bounds)
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"bounds= is a pair (low, high), two arrays (or pytrees) of the parameters' shape, got {bounds!r}."
+        ) from None
+    if _shapes(low) != _shapes(high):
+        raise ValueError(
+            f"bounds=(low, high) are two of the parameters' shape, got {_shapes(low)} and {_shapes(high)}."
+        )
     if not bool(jnp.all(ravel(high) > ravel(low))) or not bool(jnp.all(jnp.isfinite(ravel((low, high))))):
         raise ValueError("bounds=(low, high) are finite, and every low is below its high.")
     return low, high

@@ -39,23 +39,28 @@ def advance_each(
 ) -> tuple[State, Info, Measured | None]:
     """`Rule.advance` for a mixture: component k's step is on the loss ℓ̄ − τ log r_k (`eq:exp-von1`, `eq:exp-von2`).
 
-    Each component has its own guard. The weights move last, as the categorical that they are, on what every component
-    measured: the joint's Fisher information has a block for them and one for each component.
+    Each component has its own guard, which judges its step with the others where they were. The weights move last, as
+    the categorical that they are, on what every component measured: the joint's Fisher information has a block for them
+    and one for each component.
     """
     search = rule.search
+    ages = jnp.full(state.q.count, state.count) if search is None else state.found.ages
+    state = dataclasses.replace(state, q=state.q.with_parts(state.q.each(rule.tempered, ages), state.q.choice))
+    heat = None
     if search is not None:
         measured = rule.measure(objective, state.q, batch, state.aux, key) if measured is None else measured
         state, measured = search.tended(rule, objective, state, measured, batch, key)
+        ages, heat = state.found.ages, state.found.spread
     q = state.q
-    ages = jnp.full(q.count, state.count) if search is None else state.found.ages
 
     def one(component: Any, key: Any, repulsion: Any, age: Array, average: Any, scale: Any, measured: Any) -> tuple:
         alone = State(component, age, None, average, state.aux, scale)
         how: dict[str, Any] = {"diagnose": diagnose or search is not None, "strict": strict, "measured": measured}
-        return rule.advance(objective, alone, batch, key, tilt=repulsion, **how)
+        return rule.advance(objective, alone, batch, key, tilt=repulsion, heat=heat, **how)
 
     after, seen, there = on_each(q, one, key, ages, state.average, state.scale, measured)
-    rate, _ = rule.steps.rates_at(state.count, objective.size, temperature := at(rule.steps.temperature, state.count))
+    temperature = at(rule.steps.temperature, state.count) * (1.0 if heat is None else heat)
+    rate, _ = rule.steps.rates_at(state.count, objective.size, temperature)
     step = Step(jnp.where(jnp.isfinite(seen.loss), seen.loss, 0.0), None, rate, rate, temperature)
     good = jnp.all(seen.finite)
     choice = jax.tree.map(lambda new, old: jnp.where(good, new, old), q.chosen(step), q.choice)
@@ -64,8 +69,8 @@ def advance_each(
     new = State(moved, state.count + 1, None, after.average, aux, after.scale, found)
     info = _together(q, seen, step, diagnose)
     if search is not None:  # a component that is stuck is given another start, and does not end the run
-        well = jnp.any(seen.finite & seen.inside)
-        info = dataclasses.replace(info, finite=well, inside=well)
+        alive = search.alive(found)
+        info = dataclasses.replace(info, finite=alive, inside=alive)
     return new, info, there
 
 

@@ -48,7 +48,7 @@ class Scheduled(eqx.Module):
     schedule: Callable[[Any], Any] = eqx.field(static=True)
 
     def __repr__(self) -> str:
-        return f"schedule {getattr(self.schedule, '__qualname__', self.schedule)}"
+        return f"schedule {getattr(self.schedule, '__qualname__', str(self.schedule)).split('.')[0]}"
 
 
 def number(value: Number, name: str, *, low: float = 0.0, high: float = float("inf")) -> Any:

@@ -1,5 +1,7 @@
 """Mixtures in the rule: one component is the plain rule, components far apart are Newton's method, and a search."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ import bayesrule as blr
 from bayesrule.families.candidate import Candidate
 from bayesrule.models.landscapes import himmelblau, landscapes
 
+PLUS = jnp.eye(2) + 0.3
 BOX = (jnp.full(2, -6.0), jnp.full(2, 6.0))
 MINIMA = jnp.array([[3.0, 2.0], [-2.805118, 3.131313], [-3.77931, -3.283186], [3.584428, -1.848127]])
 
@@ -139,9 +142,8 @@ def test_the_bound_rises_with_the_number_of_components(target, counts):
 def test_all_global_minima_are_found(landscape):
     """Three seeds; `benchmarks/niching.py` runs fifty, and the harder landscapes."""
     bounds = jnp.asarray(landscape.low), jnp.asarray(landscape.high)
-    rule = blr.multimodal(0.8, components=24, bounds=bounds)
     for seed in range(3):
-        result = blr.fit(rule, landscape.function, None, steps=60, key=jax.random.key(seed))
+        result = search(landscape.function, bounds=bounds, seed=seed)
         assert int(result.state.found.measures) * (bounds[0].size + 4) < landscape.budget
         found = result.minima()
         positions = np.stack([minimum.position for minimum in found])
@@ -202,25 +204,53 @@ def test_starts_may_be_given():
     precisions = jnp.broadcast_to(9 * jnp.eye(2), (8, 2, 2))
     mixture = blr.Mixture(jnp.ones(8), blr.Gaussian(starts, precisions), learnt=False)
     assert len(search(himmelblau, start=mixture).minima()) == 4
+    assert blr.multimodal(0.8).init(jnp.array([[0, 1], [2, 3]])).q.components.mean.dtype == float
     state = blr.multimodal(0.8).init(starts)  # the box is theirs, and half as much again on either side
     width = jnp.max(starts, axis=0) - jnp.min(starts, axis=0)
     np.testing.assert_allclose(state.found.high - state.found.low, 2 * width)
     np.testing.assert_array_equal(state.q.components.mean, starts)
 
 
+def half_a_loss(theta):
+    return jnp.sum(theta - jnp.log(theta))
+
+
 def test_where_the_loss_is_not_a_number_a_search_goes_on():
-    """log x has no value left of 0: starts there are given up, and the others find the minimum at 1."""
-    found = search(lambda t: jnp.sum(t - jnp.log(t)), bounds=(jnp.array([-2.0]), jnp.array([3.0])), components=4)
-    assert found.reason == "steps"
-    assert [round(float(m.position[0]), 6) for m in found.minima()] == [1.0]
-    nowhere = search(lambda t: jnp.sum(jnp.log(-1 - t**2)), bounds=(jnp.array([-2.0]), jnp.array([3.0])), components=4)
+    """log x has no value left of 0: starts there are given up, even if they are all there are."""
+    bounds = jnp.array([-2.0]), jnp.array([3.0])
+    for seed in range(4):
+        found = search(half_a_loss, bounds=bounds, components=1, seed=seed)
+        assert found.reason == "steps"
+        assert [round(float(m.position[0]), 6) for m in found.minima()] == [1.0]
+
+
+def test_where_there_is_no_number_at_all_a_search_ends():
+    bounds = jnp.array([-2.0]), jnp.array([3.0])
+    nowhere = search(lambda t: jnp.sum(jnp.log(-1 - t**2)), bounds=bounds, components=4, patience=10)
     assert nowhere.reason == "not finite"
+    assert nowhere.steps == 9
     assert nowhere.minima() == []
+
+
+def test_a_search_is_the_same_in_other_units():
+    """The temperature is a part of the loss's spread, so the loss's unit does not matter."""
+    plain = search(himmelblau).minima()
+    scaled = search(lambda t: 1e-6 * himmelblau(t)).minima()
+    assert len(scaled) == len(plain) == 4
+    np.testing.assert_allclose(sorted(m.weight for m in scaled), sorted(m.weight for m in plain), atol=0.02)
+
+
+def test_minima_close_together_are_told_apart():
+    """Two wells that are a two-thousandth of the box apart."""
+    bounds = jnp.array([-2000.0]), jnp.array([2000.0])
+    found = search(lambda t: jnp.sum((t**2 - 1) ** 2 + t / 10), bounds=bounds, steps=120).minima()
+    assert [round(float(m.position[0]), 3) for m in found] == [-1.012, 0.987]
+    assert all(m.weight > 0.2 for m in found)
 
 
 def test_without_a_search_a_bad_component_ends_the_fit():
     q = blr.Mixture([1, 1], blr.Gaussian(jnp.array([[-1.0], [2.0]]), jnp.ones((2, 1, 1))))
-    result = blr.fit(blr.newton().replace(family=blr.Mixture), lambda t: jnp.sum(t - jnp.log(t)), q, steps=5)
+    result = blr.fit(blr.newton().replace(family=blr.Mixture), half_a_loss, q, steps=5)
     assert result.reason == "not finite"
     np.testing.assert_array_equal(result.q.components.mean, q.components.mean)
 
@@ -245,15 +275,39 @@ def test_a_search_resumes_and_is_saved(tmp_path):
 
 
 def test_collapsed_components_are_merged():
-    """Two components at one place: one is started anew, and the other carries its mass."""
-    starts = jnp.array([[3.01, 2.01], [3.01, 2.01], [-2.8, 3.1]])
+    """Two components at one place, not yet converged: one begins anew elsewhere, the other carries its mass."""
+    starts = jnp.array([[3.3, 2.2], [3.3, 2.2], [-2.5, 3.0]])
     rule = blr.multimodal(0.1, bounds=BOX)
     state = rule.init(starts, himmelblau, jax.random.key(0))
     after, _ = jitted(rule, himmelblau)(state, None, None)
-    assert after.found.masses.tolist()[1] == 1.0
-    assert after.found.ages.tolist() == [1, 1, 1]
-    assert int(after.found.seeds) == 1 + int(jnp.sum(after.found.hits > 0))  # one merged, and whoever was done at once
-    assert float(jnp.sum(after.found.hits) + jnp.sum(after.found.masses)) == 3 + float(after.found.seeds)
+    assert after.found.masses.tolist() == [2.0, 1.0, 1.0]
+    assert int(after.found.seeds) == 1
+    assert jnp.linalg.norm(after.q.components.mean[1] - starts[1]) > 1
+    assert jnp.linalg.norm(after.q.components.mean[0] - starts[0]) < 0.5
+
+
+def test_a_cooling_mixture_is_tempered_as_a_whole():
+    """At the new temperature every component is narrower, those in log r_k too: the posterior there stays as it is."""
+    q = blr.Mixture([0.4, 0.6], blr.Gaussian(jnp.array([[0.5, -1.0], [1.2, 0.3]]), jnp.stack([PLUS, 2 * PLUS])))
+    cooling = blr.Steps(0.3, temperature=lambda count: jnp.where(count < 1, 1.0, 0.5), units="fraction")
+    rule = blr.von().replace(family=blr.Mixture, points=blr.Quadrature(5), steps=cooling)
+    cold = q.sharpened(2.0)
+    state = dataclasses.replace(rule.init(q), count=jnp.asarray(1))
+    after, _ = jitted(rule, lambda theta: -0.5 * cold.log_prob(theta))(state, None, None)
+    np.testing.assert_allclose(after.q.weights, cold.weights, atol=1e-12)
+    np.testing.assert_allclose(after.q.components.mean, cold.components.mean, atol=1e-12)
+    np.testing.assert_allclose(after.q.components.precision, cold.components.precision, atol=1e-12)
+
+
+def test_a_checkpoint_of_a_search_is_to_go_on_from(tmp_path):
+    rule = blr.multimodal(0.8, bounds=BOX, components=8, memory=16)
+    blr.fit(rule, himmelblau, None, steps=30, key=jax.random.key(0), checkpoint=tmp_path / "point")
+    point = blr.load(tmp_path / "point")
+    with pytest.raises(ValueError, match="pass it to fit"):
+        point.minima()
+    assert len(blr.fit(rule, himmelblau, point, steps=30).minima()) == 4
+    with pytest.raises(ValueError, match="made by a search"):
+        blr.fit(blr.newton().replace(family=blr.Mixture), himmelblau, point, steps=1)
 
 
 def test_a_search_with_draws():
@@ -270,10 +324,17 @@ def test_a_search_with_draws():
         ({"bounds": (jnp.zeros(2), jnp.zeros(3))}, None, "two of the parameters' shape"),
         ({"bounds": (jnp.ones(2), jnp.zeros(2))}, None, "every low is below"),
         ({"bounds": (jnp.zeros(2), jnp.full(2, jnp.inf))}, None, "finite"),
-        ({"components": 0}, None, "at least one component"),
+        ({"components": 0}, None, "whole numbers of at least 1"),
+        ({"components": 2.5}, None, "whole numbers of at least 1"),
+        ({"bounds": 5.0}, None, "a pair"),
+        ({"bounds": ({"a": 0.0}, {"b": 1.0})}, None, "{'a': \\(\\)} and {'b': \\(\\)}"),
         ({}, blr.Gaussian(jnp.zeros(2)), "moves a mixture"),
+        ({}, jnp.zeros((4, 3)), "for a box of the shape \\(2,\\)"),
+        ({}, jnp.zeros(2), "along a leading axis"),
+        ({}, jnp.full((4, 2), jnp.nan), "not finite numbers"),
+        ({"bounds": None}, {"a": jnp.zeros(2), "b": jnp.zeros(3)}, "along a leading axis"),
     ],
-    ids=["no box", "point", "shapes", "order", "infinite", "none", "gaussian"],
+    ids=lambda value: None,
 )
 def test_a_search_that_cannot_begin(choices, start, message):
     with pytest.raises(ValueError, match=message):
@@ -310,6 +371,13 @@ def test_one_minimum_is_not_many():
     result = blr.fit(blr.newton(), loss, jnp.zeros(2), steps=1)
     with pytest.raises(ValueError, match="multimodal"):
         result.minima()
+
+
+def test_a_grid_over_theta_must_be_small():
+    objective = blr.Objective(lambda f, y: (f - y) ** 2, output=lambda w, x: x @ w, size=20, linear=True)
+    rule = blr.von(0.1).replace(family=blr.Mixture, points=blr.Quadrature(5), curvature=blr.GeneralizedGaussNewton())
+    with pytest.raises(ValueError, match="looked at over θ"):
+        rule.init(jnp.zeros((2, 20)), objective)
 
 
 def test_rules_are_equal_by_their_pieces():
