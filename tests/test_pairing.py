@@ -206,7 +206,7 @@ def test_random_points_need_a_key():
     with pytest.raises(ValueError, match="key"):
         blr.von().step(lambda x: jnp.sum(x**2), blr.von().init(jnp.zeros(1)))
     rule = blr.Rule(blr.Gamma, blr.MonteCarlo(2, antithetic=True), blr.Score(), blr.Steps(0.1))
-    with pytest.raises(ValueError, match="mirror a Gaussian"):
+    with pytest.raises(ValueError, match="mirror a symmetric q"):
         rule.step(jnp.log, rule.init(blr.Gamma(2.0, 1.0)), None, jax.random.key(0))
     rule = blr.newton().replace(points=blr.Quadrature(5))
     with pytest.raises(ValueError, match="linear=True"):
@@ -220,3 +220,14 @@ def test_priors_of_another_family():
         rule.step(blr.Objective(loss, size=1, prior=blr.Beta(1.0, 1.0)), rule.init(blr.Gamma(1.0, 1.0)), jnp.zeros(1))
     with pytest.raises(ValueError, match="prior="):
         rule.step(blr.Objective(loss, size=1, regularizer=1.0), rule.init(blr.Gamma(1.0, 1.0)), jnp.zeros(1))
+
+
+def test_what_is_not_symmetric_has_no_mirrored_pairs():
+    with pytest.raises(ValueError, match="Antithetic pairs mirror a symmetric q"):
+        blr.von(0.1).replace(family=blr.SkewGaussian)
+    assert blr.von(0.1).replace(family=blr.StudentT).points.antithetic
+
+
+def test_a_start_is_something():
+    with pytest.raises(ValueError, match="give parameters"):
+        blr.newton().init(None)

@@ -20,7 +20,7 @@ _POLISHING = 30
 
 
 class Minimum(NamedTuple):
-    """A minimum of ℓ̄: where, how low, the Hessian there, and the share of the starts that came to it."""
+    """A minimum of ℓ̄: where, how low, the Hessian there, and the share of the starts that led to it."""
 
     position: PyTree
     value: float
@@ -33,7 +33,7 @@ def minima(rule: Rule, objective: Objective, state: State, data: PyTree) -> list
     found, like = state.found, jax.tree.map(lambda x: x[0], state.q.each(lambda c: c.mean))
     # Empty places are polished too, and left out after: one shape, one compilation.
     starts = jnp.concatenate([found.position, ravel(state.q.each(lambda c: c.mean), 1)])
-    hits = np.concatenate([np.asarray(found.hits), np.zeros(state.q.count)])
+    hits = np.concatenate([np.asarray(found.hits), np.asarray(found.masses)])
     taken = np.concatenate([np.asarray(found.hits) > 0, np.ones(state.q.count, bool)])
     position, value, slope, hessian = map(np.asarray, _polished(rule.search.polish, objective, starts, like, data))
     span = np.asarray(found.high - found.low)

@@ -104,6 +104,8 @@ def _check_given(kind: type[Family], points: Points, curvature: Curvature, membe
             f"{points!r} see nothing of what makes a {kind.__name__} differ from a Gaussian, its tails or its skew: "
             "use MonteCarlo() or Quadrature() points."
         )
+    if isinstance(points, MonteCarlo) and points.antithetic and not kind.symmetric:
+        raise ValueError(f"Antithetic pairs mirror a symmetric q, and a {kind.__name__} is not: use MonteCarlo().")
     if isinstance(curvature, Stein):
         raise ValueError(f"Stein()'s identity holds for a Gaussian, not for a {kind.__name__}: use Hessian().")
     if isinstance(member, SkewGaussian):

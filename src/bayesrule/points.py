@@ -115,11 +115,14 @@ class MonteCarlo(Points):
         if key is None:
             raise ValueError("MonteCarlo points are random: pass key=jax.random.key(…).")
         weights = jnp.full(count, 1 / count)
-        if not isinstance(q, GaussianFamily):
-            if self.antithetic:
-                raise ValueError(f"Antithetic pairs mirror a Gaussian; {type(q).__name__} is not one.")
-            return PointSet(q.sample(key, (count,)), weights)
-        half = q.drawn(key, (count // 2 if self.antithetic else count,), standard=self.generator == "standard")
+        if self.antithetic and not q.symmetric:
+            name = type(q).__name__
+            raise ValueError(f"Antithetic pairs mirror a symmetric q, and a {name} is not: use MonteCarlo().")
+        shape = (count // 2 if self.antithetic else count,)
+        if isinstance(q, GaussianFamily):
+            half = q.drawn(key, shape, standard=self.generator == "standard")
+        else:
+            half = q.sample(key, shape)
         if self.antithetic:
             half = jax.tree.map(lambda t, m: jnp.concatenate([t, 2 * m - t]), half, q.mean)
         return PointSet(half, weights)

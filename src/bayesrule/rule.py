@@ -30,7 +30,8 @@ class Rule(eqx.Module):
 
     The family says which q; the points stand for E_q; the curvature is what is measured there; the
     steps say how far, and the guard keeps λ inside Ω. `init` and `step` run it, `replace` changes a
-    piece, `print` shows the derivation.
+    piece, `print` shows the derivation. A `search`, which only a mixture may have, records what has converged between
+    two steps and starts it anew.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> rule = blr.newton()

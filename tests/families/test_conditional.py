@@ -422,10 +422,14 @@ def test_wrong_pairings(kind, points, curvature, more, right):
         rule(kind, points, 0.1, curvature, **more)
 
 
+def test_mirrored_pairs():
+    spots = blr.MonteCarlo(2, antithetic=True).at(STUDENT, jax.random.key(0))
+    np.testing.assert_allclose(jnp.mean(spots.theta, axis=0), STUDENT.mean, atol=1e-12)
+    with pytest.raises(ValueError, match="mirror a symmetric q"):
+        blr.MonteCarlo(2, antithetic=True).at(SKEW, jax.random.key(0))
+
+
 def test_wrong_points():
-    how = rule(blr.StudentT, blr.MonteCarlo(2, antithetic=True))
-    with pytest.raises(ValueError, match="mirror a Gaussian"):
-        how.step(loss, how.init(STUDENT), None, jax.random.key(0))
     how = rule(blr.SkewGaussian, blr.Quadrature(20))
     with pytest.raises(ValueError, match=r"in 5 dimensions has 20\^5 points. Use MonteCarlo\.$"):
         how.step(lambda t: jnp.sum(t**2), how.init(blr.SkewGaussian(jnp.zeros(4), 1.0, 1.0)))

@@ -28,6 +28,8 @@ class Family(eqx.Module):
     """The rule in the family's own coordinates."""
     elementwise: ClassVar[bool] = False
     """Whether every entry of θ has parameters, and a step, of its own."""
+    symmetric: ClassVar[bool] = False
+    """Whether q is the same on either side of its mean."""
     stacked: ClassVar[bool] = False
     """Whether it is a mixture, whose components take a step each."""
 

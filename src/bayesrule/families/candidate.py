@@ -61,6 +61,8 @@ class Candidate(eqx.Module):
 
     def start(self, given: PyTree, objective: Any = None, temperature: Any = 1.0) -> Family:
         """A member of the family: the given one if it is one, else one around bare parameters."""
+        if given is None:
+            raise ValueError("This algorithm starts from somewhere: give parameters, or a member of its family.")
         if isinstance(given, dict) and given and all(isinstance(block, Family) for block in given.values()):
             given = Product(given)
         if isinstance(given, Family):

@@ -41,6 +41,7 @@ class StudentT(ConditionalFamily):
     meaning: ClassVar[str] = "q(θ) = ∫ N(θ | m, wS⁻¹) q(w) dw, 1/w ~ Gamma(ν/2, ν/2), moved as q(θ, w)"
     update: ClassVar[str] = "S ← (1 − ρτ)S + ρ E[w∇²f],  m ← m − ρ S⁻¹ E[∇f],  f = ℓ̄ − τ log q(w | θ)"
     asked: ClassVar[str] = "dof"
+    symmetric: ClassVar[bool] = True
 
     def __init__(self, mean: PyTree, precision: Any, dof: float):
         if not (isinstance(dof, float | int) and 2 < dof < math.inf):
