@@ -426,7 +426,7 @@ def test_mirrored_pairs():
     spots = blr.MonteCarlo(2, antithetic=True).at(STUDENT, jax.random.key(0))
     np.testing.assert_allclose(jnp.mean(spots.theta, axis=0), STUDENT.mean, atol=1e-12)
     with pytest.raises(ValueError, match="mirror a symmetric q"):
-        blr.MonteCarlo(2, antithetic=True).at(SKEW, jax.random.key(0))
+        blr.MonteCarlo(2, antithetic=True).at(LEANING, jax.random.key(0))
 
 
 def test_wrong_points():
