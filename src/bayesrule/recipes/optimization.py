@@ -18,7 +18,7 @@ from ..rule import Rule
 from ..search import Search
 from ..steps import Number, Steps
 
-_COOLING = optax.exponential_decay(1e-2, 10, 1e-3, end_value=1e-5)  # one object, so that equal rules are equal
+_COOLING = optax.exponential_decay(1.0, 20, 1e-3, end_value=1e-3)  # one object, so that equal rules are equal
 
 
 def gradient_descent(rate: Number, *, momentum: Number | None = None) -> Rule:
@@ -81,7 +81,7 @@ def multimodal(
 
     Every component moves on $\barℓ − τ\log r_k$ (`eq:exp-von1`, `eq:exp-von2`), away from the others' ground while τ,
     the entropy's weight, is high. `temperature` is τ as a part of the spread of $\barℓ$ over the first starts, for each
-    step of a component's life; by default it falls from 10⁻² to 10⁻⁵ in ten steps. Starts are spread over the box
+    step of a component's life; by default it falls from 1 to 10⁻³ in twenty steps. Starts are spread over the box
     `bounds=(low, high)`, or given to `fit`, along a leading axis. A component that has converged is recorded and
     started anew, so `components` need not be the number of minima. `result.minima()` has those found, up to `memory`.
 
