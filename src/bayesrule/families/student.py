@@ -9,7 +9,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import scipy.special
 from jaxtyping import Array, Float, Key, PyTree
 
 from ..steps import Step
@@ -72,8 +71,10 @@ class StudentT(ConditionalFamily):
     @property
     def _constant(self) -> float:
         """log q(m) less that of a Gaussian, and its entropy's part: in float64, for the numbers are large."""
+        from scipy.special import betaln
+
         half, size = self.dof / 2, self.noise_size
-        gammas = math.lgamma(size / 2) - float(scipy.special.betaln(half, size / 2))  # log Γ(½(ν+P)) − log Γ(½ν)
+        gammas = math.lgamma(size / 2) - float(betaln(half, size / 2))  # log Γ(½(ν+P)) − log Γ(½ν)
         return gammas - 0.5 * size * (math.log(half) - 1)
 
     def log_prob(self, theta: PyTree) -> Float[Array, "..."]:
@@ -92,13 +93,13 @@ class StudentT(ConditionalFamily):
 
     def entropy(self) -> Float[Array, ""]:
         half, size = self.dof / 2, self.noise_size
-        tail = scipy.special.digamma(half + size / 2) - scipy.special.digamma(half)
-        return self.core.entropy() - self._constant + (half + size / 2) * float(tail)
+        tail = _digamma(half + size / 2) - _digamma(half)
+        return self.core.entropy() - self._constant + (half + size / 2) * tail
 
     def joint_entropy(self) -> Float[Array, ""]:
         """H(q(w)) + E_w H(q(θ | w)), the second ½P E log w more than the Gaussian's."""
         half = self.dof / 2
-        digamma = float(scipy.special.digamma(half))
+        digamma = _digamma(half)
         scale = half + math.log(half) + math.lgamma(half) - (1 + half) * digamma
         return scale + 0.5 * self.noise_size * (math.log(half) - digamma) + self.core.entropy()
 
@@ -139,12 +140,20 @@ class StudentT(ConditionalFamily):
         return self.core.decrement(step)
 
 
+def _digamma(x: float) -> float:
+    from scipy.special import digamma  # here, so that it is not loaded with the library
+
+    return float(digamma(x))
+
+
 def _rule(order: int, dof: float) -> tuple[np.ndarray, np.ndarray]:
     """Nodes and weights for a standard t, exact for 1 + t² times polynomials in x = t/√(ν + t²).
 
     x has a density in proportion to (1 − x²)^(ν/2 − 1), and 1/(1 − x²) is 1 + t²/ν: so one factor 1 − x² is left to
     the weights, and the rest is Jacobi's.
     """
-    x, weights = scipy.special.roots_jacobi(order, dof / 2 - 2, dof / 2 - 2)
+    from scipy.special import roots_jacobi
+
+    x, weights = roots_jacobi(order, dof / 2 - 2, dof / 2 - 2)
     rest = (1 - x) * (1 + x)
     return x * np.sqrt(dof / rest), rest * weights / np.sum(rest * weights)

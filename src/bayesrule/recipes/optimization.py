@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import optax
+import jax.numpy as jnp
 
 from ..curvature import Gradient
 from ..families.candidate import Candidate
@@ -18,7 +18,10 @@ from ..rule import Rule
 from ..search import Search
 from ..steps import Number, Steps
 
-_COOLING = optax.exponential_decay(1.0, 20, 1e-3, end_value=1e-3)  # one object, so that equal rules are equal
+
+def cooling(count: Any) -> Any:
+    """From 1 to 10⁻³ in twenty steps."""
+    return 10.0 ** (-3 * jnp.minimum(count / 20, 1.0))
 
 
 def gradient_descent(rate: Number, *, momentum: Number | None = None) -> Rule:
@@ -73,7 +76,7 @@ def multimodal(
     *,
     components: int = 12,
     bounds: Any = None,
-    temperature: Number | None = None,
+    temperature: Number = cooling,
     patience: int = 60,
     memory: int = 256,
 ) -> Rule:
@@ -96,7 +99,7 @@ def multimodal(
         Candidate(Mixture, component=Gaussian, learnt=False),
         Delta(),
         Hessian(),
-        Steps(rate, temperature=_COOLING if temperature is None else temperature, units="fraction"),
+        Steps(rate, temperature=temperature, units="fraction"),
         Backtracking(12, monotone=True),
         Search(bounds, newton(), components=components, patience=patience, memory=memory),
         name="multimodal",
