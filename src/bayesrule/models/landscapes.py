@@ -161,3 +161,22 @@ _SHUBERT = (np.concatenate([_grid(_LEAST, _GREATEST), _grid(_GREATEST, _LEAST)])
 # 10 log x = π/2 + 2πn: the six in [0.25, 10].
 _VINCENT = np.exp((math.pi / 2 + 2 * math.pi * np.arange(-2, 4)) / 10)
 _RASTRIGIN = _grid(_centers(3), _centers(4))
+
+
+# Posteriors in the plane that no Gaussian fits, as losses −log p + constant.
+
+
+def banana(theta: Float[Array, "2"]) -> Float[Array, ""]:
+    """A ridge along a parabola."""
+    return 0.5 * (theta[0] / 2) ** 2 + 0.5 * ((theta[1] - 0.5 * theta[0] ** 2 + 2) / 0.5) ** 2
+
+
+def funnel(theta: Float[Array, "2"]) -> Float[Array, ""]:
+    """The second number's variance is the exponential of the first."""
+    return 0.5 * (theta[0] / 1.35) ** 2 + 0.5 * theta[1] ** 2 * jnp.exp(-theta[0]) + 0.5 * theta[0]
+
+
+def two_moons(theta: Float[Array, "2"]) -> Float[Array, ""]:
+    """Two crescents of a ring."""
+    ring = 0.5 * ((jnp.sqrt(jnp.sum(theta**2) + 1e-12) - 2) / 0.4) ** 2
+    return ring - jnp.logaddexp(-0.5 * ((theta[0] - 2) / 0.6) ** 2, -0.5 * ((theta[0] + 2) / 0.6) ** 2)
