@@ -168,8 +168,8 @@ def fit(
         found = (
             partial(minima, rule, objective, state, loader.data) if rule.search is not None and not passing else None
         )
-        member = state.q.component(0) if state.q.stacked else state.q
-        return Result(state, reason, trace, key, objective.regularizer.normalized(member.gaussian), bound, found)
+        normalized = objective.regularizer.normalized(state.q.mover.gaussian)
+        return Result(state, reason, trace, key, normalized, bound, found)
 
     reason, done, size = "steps", first, min(steps, 16)
     with _Display(progress, steps) as display, _Interrupt() as interrupt:

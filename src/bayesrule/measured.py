@@ -41,7 +41,7 @@ def _at_once(measure: Callable[[PyTree], Measured], q: Any, spots: PointSet) -> 
     def pulled(theta: PyTree, factors: PyTree) -> Measured:
         found = measure(theta)
         gradient, curvature = q.pulled(found.gradient, found.curvature, theta, factors)
-        tilt = q.tilt(theta, factors)
+        tilt = q.tilt(theta)
         return dataclasses.replace(
             found, gradient=gradient, curvature=curvature, tilt=None if tilt is None else Measured(*tilt)
         )
@@ -57,6 +57,13 @@ def _at_once(measure: Callable[[PyTree], Measured], q: Any, spots: PointSet) -> 
     curvature = q.structure.average(every.curvature, spots.weights)
     rest = dataclasses.replace(every, curvature=None)
     return dataclasses.replace(average(rest), curvature=curvature)
+
+
+def plus(q: Any, first: tuple[PyTree, Any], second: tuple[PyTree, Any]) -> tuple[PyTree, Any]:
+    """The sum of two pairs of gradient and curvature, as q takes them; None adds nothing."""
+    (gradient, curvature), (more, curved) = first, second
+    gradient = gradient if more is None else jax.tree.map(jnp.add, gradient, more)
+    return gradient, curvature if curvature is None or curved is None else q.added(curvature, curved)
 
 
 def repelled(tilt: Any, curvature: Any, q: Any, points: Points, key: Any) -> Measured:

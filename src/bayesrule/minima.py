@@ -14,9 +14,10 @@ from .families.structure import ravel, unravel
 from .objective import Objective
 from .rule import Rule
 from .running import run
+from .search import newton_step
 from .state import State
 
-_POLISHING = 30
+_POLISHING, _POLISHED = 30, 1e-4  # steps, and how long the last one may be, of the box
 
 
 class Minimum(NamedTuple):
@@ -35,10 +36,11 @@ def minima(rule: Rule, objective: Objective, state: State, data: PyTree) -> list
     starts = jnp.concatenate([found.position, ravel(state.q.each(lambda c: c.mean), 1)])
     hits = np.concatenate([np.asarray(found.hits), np.asarray(found.masses)])
     taken = np.concatenate([np.asarray(found.hits) > 0, np.ones(state.q.count, bool)])
-    position, value, slope, hessian = map(np.asarray, _polished(rule.search.polish, objective, starts, like, data))
-    span = np.asarray(found.high - found.low)
-    place = (position - np.asarray(found.low)) / span
-    true = taken & np.all((place >= 0) & (place <= 1), axis=1) & _minimal(slope, hessian, span)
+    span = found.high - found.low
+    polished = _polished(rule.search.polish, objective, starts, like, data, span)
+    position, value, hessian, length, convex = map(np.asarray, polished)
+    place = (position - np.asarray(found.low)) / np.asarray(span)
+    true = taken & convex & (length < _POLISHED) & np.all((place >= 0) & (place <= 1), axis=1)
     same = min(float(rule.search.radius), 10 * np.finfo(place.dtype).eps ** 0.5)  # polished, they agree to rounding
     kept: list[int] = []
     for index in sorted(np.flatnonzero(true).tolist(), key=lambda i: (value[i], i)):
@@ -59,20 +61,10 @@ def minima(rule: Rule, objective: Objective, state: State, data: PyTree) -> list
     ]
 
 
-def _minimal(slope: np.ndarray, hessian: np.ndarray, span: np.ndarray) -> np.ndarray:
-    """Whether this is a minimum: the Hessian is positive definite, and Newton's step is a small part of the box."""
-    scaled = hessian * span[:, None] * span
-    good = np.all(np.isfinite(scaled), axis=(1, 2)) & np.all(np.isfinite(slope), axis=1)
-    scaled[~good] = np.eye(span.size)
-    good &= np.linalg.eigvalsh(scaled)[:, 0] > 0
-    scaled[~good] = np.eye(span.size)
-    step = np.linalg.solve(scaled, (slope * span)[..., None])[..., 0]
-    return good & (np.max(np.abs(step), axis=1) < 1e-4)
-
-
 @jax.jit
-def _polished(polish: Any, objective: Objective, starts: Any, like: PyTree, data: PyTree) -> tuple:
-    """Where Newton's method leads from these starts: position, value, gradient and Hessian."""
+def _polished(polish: Any, objective: Objective, starts: Any, like: PyTree, data: PyTree, span: Any) -> tuple:
+    """Where Newton's method leads from these starts: position, value and Hessian, how long the next step would be, and
+    whether the Hessian is positive definite."""
     key = jax.random.key(0)  # for a loss that is random itself
 
     def one(start: Any) -> tuple:
@@ -85,6 +77,7 @@ def _polished(polish: Any, objective: Objective, starts: Any, like: PyTree, data
             return objective.data(theta, data, state.aux, key)[0] + objective.regularizer.at_mean(there)
 
         position = ravel(state.q.mean)
-        return position, flat(position), jax.grad(flat)(position), jax.hessian(flat)(position)
+        hessian = jax.hessian(flat)(position)
+        return position, flat(position), hessian, *newton_step(jax.grad(flat)(position), hessian, span)[1:]
 
     return jax.vmap(one)(starts)

@@ -43,17 +43,17 @@ def check(family: Candidate, points: Points, curvature: Curvature, steps: Any, g
                 "The components of a mixture move side by side: use GradientAverage instead of natural momentum, and "
                 "neither the reverse nor the lazy form."
             )
-        member = None if member is None else member.component(0)
+        member = None if member is None else member.mover
         kind = family.part if member is None else type(member)
         _check_components(kind, points, member)
-    given = issubclass(kind, ConditionalFamily)
-    structure = family.structure if member is None and not given else _structure(kind if member is None else member)
+    conditional = issubclass(kind, ConditionalFamily)
+    structure = family.structure if member is None else _structure(member)
     if isinstance(curvature, Reparameterized) and member is not None and not member.reparameterized:
         raise ValueError(f"The samples of this {kind.__name__} are not all differentiable in λ: use Score() instead.")
     _check_points(points, curvature)
     abstract = kind in (Family, ExponentialFamily, GaussianFamily, Mixture)
-    if given:
-        _check_given(kind, points, curvature, member)
+    if conditional:
+        _check_conditional(kind, points, curvature, member)
     if not abstract:
         _check_family(kind, structure, points, curvature, member)
     exponential = issubclass(kind, ExponentialFamily)
@@ -69,7 +69,7 @@ def check(family: Candidate, points: Points, curvature: Curvature, steps: Any, g
         )
     if steps.reverse and not _one_rate(steps):
         raise ValueError("The reverse form steps in μ, where mean and precision move as one: give a single rate.")
-    if not (abstract or given or issubclass(kind, GaussianFamily | SpikeSlab | Product) or _one_rate(steps)):
+    if not (abstract or conditional or issubclass(kind, GaussianFamily | SpikeSlab | Product) or _one_rate(steps)):
         raise ValueError(f"Rates(mean, precision) are for a Gaussian's two parts; a {kind.__name__} takes one rate.")
     if isinstance(guard, Retraction) and steps.reverse:
         raise ValueError("Retraction is for steps in λ: with reverse=True use Backtracking() or NoGuard().")
@@ -98,7 +98,7 @@ def _check_components(kind: type[Family], points: Points, member: Any) -> None:
         )
 
 
-def _check_given(kind: type[Family], points: Points, curvature: Curvature, member: Any) -> None:
+def _check_conditional(kind: type[Family], points: Points, curvature: Curvature, member: Any) -> None:
     if points.delta or points.chained:
         raise ValueError(
             f"{points!r} see nothing of what makes a {kind.__name__} differ from a Gaussian, its tails or its skew: "

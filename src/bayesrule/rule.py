@@ -14,7 +14,7 @@ from .curvature import Curvature, keys
 from .families.base import Family
 from .families.candidate import Candidate, as_candidate
 from .guards import Backtracking, Guard, NoGuard
-from .measured import Measured, repelled
+from .measured import Measured, plus, repelled
 from .objective import Objective, as_objective
 from .pairing import check
 from .points import Points
@@ -277,19 +277,15 @@ class Rule(eqx.Module):
         All of the rates are multiplied by `go`: 1, or 0 for a step that must not be taken.
         """
         steps, count = self.steps, state.count
-        added_gradient, added_curvature = state.q.lifted(*objective.regularizer.derivatives(state.q.gaussian))
+        added = state.q.lifted(*objective.regularizer.derivatives(state.q.gaussian))
         gradient, curvature, average = measured.gradient, measured.curvature, state.average
         if steps.average is not None and steps.average.over == "data":
             average, gradient = steps.average.updated(average, gradient, count, go)
         temperature = jnp.asarray(at(steps.temperature, count), float) * (1.0 if heat is None else heat)
-        if added_gradient is not None:
-            gradient = jax.tree.map(jnp.add, gradient, added_gradient)
-        if added_curvature is not None and curvature is not None:
-            curvature = state.q.added(curvature, added_curvature)
+        gradient, curvature = plus(state.q, (gradient, curvature), added)
         if measured.tilt is not None:
             pull = _times(temperature, (measured.tilt.gradient, measured.tilt.curvature))
-            gradient = jax.tree.map(jnp.add, gradient, pull[0])
-            curvature = curvature if curvature is None else state.q.added(curvature, pull[1])
+            gradient, curvature = plus(state.q, (gradient, curvature), pull)
         if steps.average is not None and steps.average.over == "total":
             average, gradient = steps.average.updated(average, gradient, count, go)
         rate, precision_rate = steps.rates_at(count, objective.size, temperature)
@@ -298,7 +294,7 @@ class Rule(eqx.Module):
             fraction = precision_rate * temperature
             mixed = fraction if go is None else go * fraction
             v = steps.scaling.updated(state.scale, measured.curvature, objective.size, mixed)
-            divisor = steps.scaling.divisor(objective.size, temperature, added_curvature, v, fraction, count)
+            divisor = steps.scaling.divisor(objective.size, temperature, added[1], v, fraction, count)
         step = Step(
             gradient,
             curvature,

@@ -70,8 +70,9 @@ def run_chunk(
     """Steps until a count is reached or something ends the fit: one compiled loop, no Python per step."""
     shuffle_key, step_key = jax.random.split(key)
     parted = lambda batch: batch if microbatches == 1 else Microbatches(batch, microbatches)
-    if batch_size is None and microbatches == 1 and objective.linear and isinstance(carry[0].q, GaussianFamily):
-        data = objective.linearized(carry[0].q.mean, data)  # once for all steps
+    mover = carry[0].q.mover
+    if batch_size is None and microbatches == 1 and objective.linear and isinstance(mover, GaussianFamily):
+        data = objective.linearized(mover.mean, data)  # once for all steps
 
     per_epoch = 1 if batch_size is None else _per_epoch(objective, carry[1].shape[0], batch_size)
 

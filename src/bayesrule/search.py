@@ -8,11 +8,12 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from .families.base import Family
 from .families.structure import ravel, unravel
-from .measured import Measured
+from .measured import Measured, plus
 from .objective import Objective
 from .state import Info, State
 
@@ -113,22 +114,23 @@ class Search(eqx.Module):
         else:
             low, high = ravel(self.bounds[0]), ravel(self.bounds[1])
         count = self.components if given is None else jax.tree.leaves(given)[0].shape[0]
-        shift = jnp.full_like(low, 0.5) if key is None else jax.random.uniform(_other(key), low.shape, low.dtype)
-        nothing = jnp.zeros(self.memory, low.dtype)
+        shift = jnp.full_like(low, 0.5)
+        if key is not None:
+            shift = jax.random.uniform(jax.random.fold_in(key, 0x5EED), low.shape, low.dtype)
         found = Found(
-            jnp.zeros((self.memory, low.size), low.dtype),
-            nothing + jnp.inf,
-            nothing,
-            jnp.zeros(count, int),
-            jnp.ones(count, low.dtype),
-            jnp.zeros(count, bool),
-            jnp.asarray(count if given is None else 0),
-            jnp.asarray(count),
-            jnp.asarray(0),
-            jnp.full((), jnp.nan, low.dtype),  # not measured yet
-            low,
-            high,
-            shift,
+            position=jnp.zeros((self.memory, low.size), low.dtype),
+            value=jnp.full(self.memory, jnp.inf, low.dtype),
+            hits=jnp.zeros(self.memory, low.dtype),
+            ages=jnp.zeros(count, int),
+            masses=jnp.ones(count, low.dtype),
+            stuck=jnp.zeros(count, bool),
+            seeds=jnp.asarray(count if given is None else 0),
+            measures=jnp.asarray(count),
+            idle=jnp.asarray(0),
+            spread=jnp.full((), jnp.nan, low.dtype),  # not measured yet
+            low=low,
+            high=high,
+            shift=shift,
         )
         if isinstance(params, Family):
             return params, found
@@ -164,14 +166,9 @@ class Search(eqx.Module):
         means = q.each(lambda c: c.mean)
         flat, (value, slope, hessian) = ravel(means, 1), q.each(lambda c, seen: _whole(objective, c, seen), measured)
         span = found.high - found.low
-        scaled = hessian * span[:, None] * span  # in units of the box, where a distance is a share of it
-        factor = jnp.linalg.cholesky(scaled)
-        convex = jnp.all(jnp.isfinite(factor), axis=(1, 2))
-        safe = jnp.where(convex[:, None, None], factor, jnp.eye(span.size, dtype=factor.dtype))
-        newton = jax.vmap(lambda f, g: jax.scipy.linalg.cho_solve((f, True), g))(safe, slope * span)
+        newton, length, convex = jax.vmap(newton_step, (0, 0, None))(slope, hessian, span)
         place = (flat - found.low) / span
         landing = place - newton
-        length = jnp.max(jnp.abs(newton), axis=1)
         near = length < self.tolerance
         old = found.ages >= self.patience
         inside = jnp.all((landing >= 0) & (landing <= 1), axis=1)
@@ -229,7 +226,6 @@ class Search(eqx.Module):
             found,
             ages=jnp.where(free, 0, found.ages),
             masses=jnp.where(free, 1.0, found.masses),
-            stuck=found.stuck & ~free,
             seeds=found.seeds + jnp.sum(free),
             measures=found.measures + jnp.sum(free),
         )
@@ -253,10 +249,21 @@ class Search(eqx.Module):
 
 def _whole(objective: Objective, q: Any, measured: Measured) -> tuple[Array, Array, Array]:
     """ℓ̄ at a component and its derivatives: the data's and the regularizer's."""
-    slope, hessian = q.lifted(*objective.regularizer.derivatives(q.gaussian))
-    value = measured.value + objective.regularizer.at_mean(q.gaussian)
-    whole = measured.gradient if slope is None else jax.tree.map(jnp.add, measured.gradient, slope)
-    return value, ravel(whole), measured.curvature if hessian is None else q.added(measured.curvature, hessian)
+    added = q.lifted(*objective.regularizer.derivatives(q.gaussian))
+    gradient, hessian = plus(q, (measured.gradient, measured.curvature), added)
+    return measured.value + objective.regularizer.at_mean(q.gaussian), ravel(gradient), hessian
+
+
+def newton_step(
+    slope: Float[Array, " P"], hessian: Float[Array, "P P"], span: Float[Array, " P"]
+) -> tuple[Float[Array, " P"], Float[Array, ""], Bool[Array, ""]]:
+    """Newton's step in units of a box of this span, its length (the largest entry), and whether the Hessian is positive
+    definite; where it is not, the step is the gradient and means nothing."""
+    factor = jnp.linalg.cholesky(hessian * span[:, None] * span)
+    convex = jnp.all(jnp.isfinite(factor))
+    factor = jnp.asarray(jnp.where(convex, factor, jnp.eye(span.size, dtype=factor.dtype)))
+    step = cho_solve((factor, True), slope * span)
+    return step, jnp.max(jnp.abs(step)), convex
 
 
 def _spread(values: Float[Array, " K"]) -> Float[Array, ""]:
@@ -278,9 +285,10 @@ def _starts(given: PyTree, bounds: tuple[PyTree, PyTree] | None) -> PyTree:
     """K starts along a leading axis of every leaf, as floats."""
     given = _floats(jnp.asarray(given) if isinstance(given, list) else given)
     counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(given)}
-    wanted = None if bounds is None else jax.tree.map(lambda x: (*counts, *x.shape), bounds[0])
-    shapes = jax.tree.map(lambda x: (x.shape[:1], *x.shape[1:]), given)
-    if len(counts) != 1 or counts == {()} or (wanted is not None and shapes != wanted):
+    alike = len(counts) == 1 and counts != {()}
+    if alike and bounds is not None:
+        alike = _shapes(given) == jax.tree.map(lambda x: (*next(iter(counts)), *x.shape), bounds[0])
+    if not alike:
         box = "" if bounds is None else f", for a box of the shape {_shapes(bounds[0])}"
         raise ValueError(
             f"The starts of a search are K parameters along a leading axis of every array{box}; got the shape "
@@ -309,7 +317,3 @@ def _box(bounds: Any) -> tuple[PyTree, PyTree]:
 
 def _along(flags: Bool[Array, " K"], leaf: Array) -> Array:
     return flags.reshape((-1,) + (1,) * (leaf.ndim - 1))
-
-
-def _other(key: Any) -> Any:
-    return jax.random.fold_in(key, 0x5EED)

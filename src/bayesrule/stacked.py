@@ -61,7 +61,7 @@ def advance_each(
     after, seen, there = on_each(q, one, key, ages, state.average, state.scale, measured)
     temperature = at(rule.steps.temperature, state.count) * (1.0 if heat is None else heat)
     rate, _ = rule.steps.rates_at(state.count, objective.size, temperature)
-    step = Step(jnp.where(jnp.isfinite(seen.loss), seen.loss, 0.0), None, rate, rate, temperature)
+    step = Step(seen.loss, None, rate, rate, temperature)
     good = jnp.all(seen.finite)
     choice = jax.tree.map(lambda new, old: jnp.where(good, new, old), q.chosen(step), q.choice)
     found = None if search is None else search.noted(state.found, seen)

@@ -275,13 +275,3 @@ def test_what_does_not_go_with_a_mixture(change, message):
 def test_factored_components_are_refused():
     with pytest.raises(ValueError, match="sum of squares"):
         blr.slang(0.1).replace(family=blr.Mixture)
-
-
-def test_splitting():
-    """The weights of the halves add up, and what is not split stays as it is."""
-    q = full().split(5, jax.random.key(0))
-    np.testing.assert_allclose(jnp.sort(q.weights), [0.15, 0.15, 0.2, 0.25, 0.25], atol=1e-12)
-    np.testing.assert_array_equal(q.components.mean[0], MEANS[0])
-    np.testing.assert_allclose(q.components.precision[1], PRECISIONS[1] / 0.51, rtol=1e-12)
-    with pytest.raises(ValueError, match="5 or more"):
-        q.split(3, jax.random.key(0))

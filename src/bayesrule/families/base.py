@@ -75,13 +75,18 @@ class Family(eqx.Module):
         """H(q(θ, z)), where θ is drawn by way of a z (which component, which scale): what needs no points."""
         return self.entropy()
 
-    def tilt(self, theta: PyTree, z: PyTree) -> tuple[Array, PyTree, Any] | None:
-        """−log q(z | θ) and its derivatives in θ, where the points are pairs (θ, z); None where there is no z.
+    def tilt(self, theta: PyTree) -> tuple[Array, PyTree, Any] | None:
+        """−log q(z | θ) and its derivatives in θ, on average over z; None where θ is drawn without one.
 
         log q(θ) = log q(θ | z) + log q(z) − log q(z | θ), and the first of these is what `moved` knows of: so a step
-        on ℓ̄ + τ log q is one on ℓ̄ − τ log q(z | θ) given z.
+        on ℓ̄ + τ log q is one on ℓ̄ − τ log q(z | θ).
         """
         return None
+
+    @property
+    def mover(self) -> Any:
+        """Who takes the steps: itself, or the first of a mixture's components, which are all alike."""
+        return self
 
     @abstractmethod
     def moved(self, step: Step) -> Self:

@@ -14,7 +14,7 @@ from .base import Family
 from .mixture import Mixture
 from .product import Product
 from .spike_slab import SpikeSlab
-from .structure import GaussianFamily, wide
+from .structure import Structure, wide
 
 
 class Candidate(eqx.Module):
@@ -50,8 +50,8 @@ class Candidate(eqx.Module):
     @property
     def structure(self) -> str | None:
         """How a member holds its precision; None where there is none, or the member says."""
-        kind = self.part
-        return kind.structure.name if issubclass(kind, GaussianFamily) and hasattr(kind, "structure") else None
+        structure = getattr(self.part, "structure", None)
+        return structure.name if isinstance(structure, Structure) else None
 
     @property
     def part(self) -> type[Family]:

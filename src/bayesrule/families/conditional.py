@@ -82,7 +82,7 @@ class ConditionalFamily(Family):
         """Its diagonal, in the shape of θ."""
         return self.gaussian.variance()
 
-    def tilt(self, theta: PyTree, z: PyTree = None) -> tuple[Array, PyTree, Any]:
+    def tilt(self, theta: PyTree) -> tuple[Array, PyTree, Any]:
         """−log q(w | θ) = log q(θ) − log q(θ, w), of which the second is put in by what it is on average.
 
         That is −H(q(θ, w)) for its value, no gradient, and −S for its curvature. So no draw of w is needed, and where

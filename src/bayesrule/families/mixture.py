@@ -87,6 +87,10 @@ class Mixture(Family):
         """One component."""
         return jax.tree.map(lambda leaf: leaf[index], self.components)
 
+    @property
+    def mover(self) -> Any:
+        return self.component(0)
+
     def each(self, function: Callable[..., Any], *trees: PyTree) -> Any:
         """A function of every component (and of its slice of the trees), along a leading axis."""
         return jax.vmap(function)(self.components, *trees)
@@ -181,10 +185,7 @@ class Mixture(Family):
         return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), drawn)
 
     def moved(self, step: Step) -> Self:
-        """K ordinary steps: `gradient` has those of the "components" along a leading axis, and of the "choice"."""
-        parts = step.gradient["components"], step.curvature
-        components = self.each(lambda c, g, h: c.moved(dataclasses.replace(step, gradient=g, curvature=h)), *parts)
-        return self.with_parts(components, self.chosen(dataclasses.replace(step, gradient=step.gradient["choice"])))
+        raise ValueError("A mixture is moved a component at a time, with its responsibilities: use rule.step.")
 
     def chosen(self, step: Step) -> Categorical:
         """π after a step whose gradient is each component's E_{q_k}[ℓ̄ + τ(log q_k − log r_k)]."""
@@ -198,27 +199,6 @@ class Mixture(Family):
 
     def sharpened(self, factor: Any) -> Self:
         return self.with_parts(self.each(lambda c: c.sharpened(factor)), self.choice)
-
-    def split(self, count: int, key: Key[Array, ""]) -> Self:
-        """A mixture of `count` Gaussians to go on from: the heaviest are halved, again and again, and the halves are
-        moved apart at random and narrowed, so that together they are as wide as before (not for use in a trace)."""
-        if count < self.count or not isinstance(self.components, GaussianFamily):
-            raise ValueError(f"{self.count} Gaussian components can be split into {self.count} or more, not {count}.")
-        weights, parents = self.weights.tolist(), list(range(self.count))
-        while len(weights) < count:
-            heaviest = weights.index(max(weights))
-            weights[heaviest] /= 2
-            weights.append(weights[heaviest])
-            parents.append(parents[heaviest])
-        apart = jnp.array([0.7 if parents.count(parent) > 1 else 0.0 for parent in parents])  # of a draw's deviation
-
-        def one(component: Any, key: Any, share: Array) -> Any:
-            drawn = component.sample(key)
-            shifted = jax.tree.map(lambda m, t: m + share.astype(m.dtype) * (t - m), component.mean, drawn)
-            return eqx.tree_at(lambda c: c.mean, component.sharpened(1 / (1 - share**2)), shifted)
-
-        members = jax.vmap(one)(self.component(jnp.array(parents)), jax.random.split(key, count), apart)
-        return type(self)(weights, members, learnt=self.learnt)
 
     def pruned(self, least: float = 1e-3) -> Self:
         """The mixture without the components of less than this weight (not for use in a trace)."""
