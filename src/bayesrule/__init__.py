@@ -16,19 +16,25 @@ _MODULES = {
     "curvature": "Gradient SquaredGradient Stein",
     "hessians": "Hessian HessianDiagonal GaussNewton GeneralizedGaussNewton",
     "score": "Reparameterized Score",
-    "steps": "Steps Rates GradientAverage Scaling",
+    "steps": "Steps Sweep Rates GradientAverage Scaling",
     "guards": "Backtracking Retraction NoGuard Boundary",
     "fitting": "fit Result save load",
     "minima": "Minimum",
     "search": "Search",
+    "model": "Model",
+    "rows": "Masked",
+    "factor": "Factor",
+    "factors": "",
+    "sites": "Sites",
+    "leaving": "LeaveOneOut leave_one_out",
     "prediction": "predict",
     "metrics": "",
     "evidence": "empirical_bayes",
     "families": "FixedGaussian DiagonalGaussian Gaussian LowRankGaussian KroneckerGaussian SpikeSlab Mixture StudentT "
-    "SkewGaussian Bernoulli Categorical Dirichlet Beta Gamma Wishart NormalGamma NormalWishart Poisson Product Family "
-    "ExponentialFamily",
+    "SkewGaussian Bernoulli Categorical Dirichlet Beta Gamma Wishart NormalGamma NormalWishart Poisson Product Peak "
+    "Family ExponentialFamily",
     "recipes": "sgd rmsprop adam dropout ogn oggn vogn voggn ivon slang straight_through bayesbinn "
-    "gradient_descent newton von multimodal conjugate laplace exponential_weights table",
+    "gradient_descent newton von multimodal conjugate laplace em svi vmp ncvmp cvi exponential_weights table",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 

@@ -4,6 +4,7 @@ from .curvature import Gradient as Gradient
 from .curvature import SquaredGradient as SquaredGradient
 from .curvature import Stein as Stein
 from .evidence import empirical_bayes as empirical_bayes
+from .factor import Factor as Factor
 from .families import Bernoulli as Bernoulli
 from .families import Beta as Beta
 from .families import Categorical as Categorical
@@ -19,6 +20,7 @@ from .families import LowRankGaussian as LowRankGaussian
 from .families import Mixture as Mixture
 from .families import NormalGamma as NormalGamma
 from .families import NormalWishart as NormalWishart
+from .families import Peak as Peak
 from .families import Poisson as Poisson
 from .families import Product as Product
 from .families import SkewGaussian as SkewGaussian
@@ -37,7 +39,10 @@ from .hessians import GaussNewton as GaussNewton
 from .hessians import GeneralizedGaussNewton as GeneralizedGaussNewton
 from .hessians import Hessian as Hessian
 from .hessians import HessianDiagonal as HessianDiagonal
+from .leaving import LeaveOneOut as LeaveOneOut
+from .leaving import leave_one_out as leave_one_out
 from .minima import Minimum as Minimum
+from .model import Model as Model
 from .objective import Microbatches as Microbatches
 from .objective import Objective as Objective
 from .objective import Weighted as Weighted
@@ -50,12 +55,15 @@ from .prediction import predict as predict
 from .recipes import adam as adam
 from .recipes import bayesbinn as bayesbinn
 from .recipes import conjugate as conjugate
+from .recipes import cvi as cvi
 from .recipes import dropout as dropout
+from .recipes import em as em
 from .recipes import exponential_weights as exponential_weights
 from .recipes import gradient_descent as gradient_descent
 from .recipes import ivon as ivon
 from .recipes import laplace as laplace
 from .recipes import multimodal as multimodal
+from .recipes import ncvmp as ncvmp
 from .recipes import newton as newton
 from .recipes import oggn as oggn
 from .recipes import ogn as ogn
@@ -63,7 +71,9 @@ from .recipes import rmsprop as rmsprop
 from .recipes import sgd as sgd
 from .recipes import slang as slang
 from .recipes import straight_through as straight_through
+from .recipes import svi as svi
 from .recipes import table as table
+from .recipes import vmp as vmp
 from .recipes import voggn as voggn
 from .recipes import vogn as vogn
 from .recipes import von as von
@@ -71,15 +81,18 @@ from .relaxed import Each as Each
 from .relaxed import Masks as Masks
 from .relaxed import Relaxed as Relaxed
 from .relaxed import Sign as Sign
+from .rows import Masked as Masked
 from .rule import Rule as Rule
 from .score import Reparameterized as Reparameterized
 from .score import Score as Score
 from .search import Search as Search
+from .sites import Sites as Sites
 from .state import Info as Info
 from .state import State as State
 from .steps import GradientAverage as GradientAverage
 from .steps import Rates as Rates
 from .steps import Scaling as Scaling
 from .steps import Steps as Steps
+from .steps import Sweep as Sweep
 
 __version__: str

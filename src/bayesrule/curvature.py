@@ -30,9 +30,20 @@ class Curvature(eqx.Module):
     """The nats by which a good step may seem to worsen the loss, because what is measured at a finite
     number of points is not quite the derivative of the loss at those points."""
 
+    remembers: ClassVar[bool] = False
+    """Whether what it measured before is a part of what it measures now."""
+
     @abstractmethod
     def measure(self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any) -> Measured:
         """E_q ℓ and its derivatives, for the data's part of the objective."""
+
+    def first(self, objective: Any, q: Any) -> PyTree:
+        """What the state carries along before the first step: the objective's own."""
+        return None if objective is None else objective.aux
+
+    def carried(self, objective: Any, before: PyTree, seen: PyTree, rate: Any) -> PyTree:
+        """What the state carries on after a step that moved λ by `rate` of the way."""
+        return seen
 
 
 def keys(points: Points, objective: Objective, key: Any) -> tuple[Any, Any]:
@@ -88,8 +99,10 @@ class Gradient(Curvature):
 
     def measure(self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any) -> Measured:
         if isinstance(points, Exact):
-            (value, aux), slope = jax.value_and_grad(objective.data, has_aux=True)(q.expectation(), batch, aux, key)
-            gradient, curvature = q.derivatives(slope)
+            here = jax.tree.map(jnp.zeros_like, q.expectation())
+            at = lambda shift: objective.expected(q, shift, batch, aux, key)
+            (value, aux), slope = jax.value_and_grad(at, has_aux=True)(here)
+            gradient, curvature = q.derivatives(q._symmetric(slope))
             return Measured(value, gradient, curvature, aux)
         point_key, loss_key = keys(points, objective, key)
         return averaged(lambda t: sloped(objective, t, batch, aux, loss_key), q, points, point_key)

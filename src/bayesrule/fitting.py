@@ -15,7 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from .leaving import LeaveOneOut, leave_one_out
 from .minima import Minimum, minima
+from .model import Model
 from .objective import Objective, as_objective
 from .rule import Rule
 from .running import NOT_FINITE, REASONS, RUNNING, empty_trace, run_chunk
@@ -44,7 +46,9 @@ class Result:
         normalized: bool,
         bound: Callable[[], Array] | float | None,
         minima: Callable[[], list[Minimum]] | list[Minimum] | None = None,
+        loo: Callable[..., LeaveOneOut] | None = None,
     ):
+        self._loo = loo
         self.state, self.reason, self.trace = state, reason, trace
         self.key, self.normalized, self._bound, self._minima = key, normalized, bound, minima
 
@@ -74,6 +78,12 @@ class Result:
         if self._minima is None:
             raise ValueError("This algorithm follows one minimum: search for several with blr.multimodal(rate, …).")
         return [Minimum(*one) for one in self._minima]
+
+    def loo(self, factor: str | None = None) -> LeaveOneOut:
+        """Each row's predictive density without it, and its influence: its site is dropped, nothing is refitted."""
+        if self._loo is None:
+            raise ValueError("Leaving rows out needs a blr.Model and its data: fit one, or call leave_one_out on them.")
+        return self._loo(factor)
 
     def save(self, path: str | Path) -> None:
         """Write everything to one file (arrays and JSON, no code), atomically."""
@@ -121,6 +131,7 @@ def fit(
     progress: bool = False,
     checkpoint: str | Path | None = None,
     microbatches: int = 1,
+    check: bool = False,
 ) -> Result:
     """Run the rule on an objective for a number of steps, or until the decrement is below `tolerance`.
 
@@ -131,26 +142,31 @@ def fit(
     its examples may not be independent). `tolerance` is in nats; with mini-batches it has to hold for a whole
     epoch of them in a row. `microbatches` measures each batch in that many parts, one after another, with the
     memory of one. `checkpoint` is a file that is rewritten as the fit goes on; `load` it and pass it as `start` to
-    resume: the resumed run takes the same steps as an uncut one, bit for bit.
+    resume: the resumed run takes the same steps as an uncut one, bit for bit. `check`
+    raises if the bound falls from one step to the next, which with ρ = 1 and conjugate factors it never does.
     """
     objective = as_objective(objective)
     if not isinstance(steps, int | np.integer) or steps < 0:
         raise ValueError(f"steps= is how many steps to take, a whole number, got {steps!r}.")
     steps = int(steps)
     loader = _Loader.of(objective, data, batch_size)
+    objective = objective.sized(loader.rows)
     resumed = isinstance(start, Result)
     if resumed and key is None:
         key = start.key
     if key is None:
-        if rule.points.random or loader.batch_size is not None or objective.kind == "batch":
+        if rule.points.random or loader.batch_size is not None or objective.random:
             raise ValueError("This fit is random (sampled points or mini-batches): pass key=jax.random.key(…).")
         key = jax.random.key(0)
+    if check and (loader.batch_size is not None or rule.points.random or objective.random):
+        raise ValueError("check=True follows the bound, which mini-batches and random points only estimate.")
     if isinstance(key, int):
         raise ValueError("key= is a JAX key: pass jax.random.key(seed).")
     # A copy, because the loop gives its buffers away and the start belongs to the caller; of one type with what the
     # loop returns, or its second call would compile again.
     copied = lambda x: jnp.array(x, dtype=x.dtype) if isinstance(x, jax.Array) else jnp.array(x)
     state = jax.tree.map(copied, start.state if resumed else rule.init(start, objective, key))
+    objective.checked(state.q, loader.data)
     diagnose = tolerance is not None or loader.batch_size is None
     chunk = partial(run_chunk, batch_size=loader.batch_size, diagnose=diagnose, microbatches=microbatches)
     first = int(state.count) if resumed else 0
@@ -169,7 +185,10 @@ def fit(
             partial(minima, rule, objective, state, loader.data) if rule.search is not None and not passing else None
         )
         normalized = objective.regularizer.normalized(state.q.mover.gaussian)
-        return Result(state, reason, trace, key, normalized, bound, found)
+        alone = None
+        if isinstance(objective, Model) and not passing:
+            alone = partial(leave_one_out, objective, state.q, loader.data)
+        return Result(state, reason, trace, key, normalized, bound, found, alone)
 
     reason, done, size = "steps", first, min(steps, 16)
     with _Display(progress, steps) as display, _Interrupt() as interrupt:
@@ -181,6 +200,8 @@ def fit(
                     code = int(carry[3])
                 done = int(carry[0].count)
                 display.update(done - first, carry[2])
+                if check:
+                    _rising(np.asarray(carry[2]["bound"])[: done - first])
                 if checkpoint is not None:
                     result(carry, REASONS[code], passing=True).save(checkpoint)
                 if code != RUNNING:
@@ -193,7 +214,20 @@ def fit(
                     size *= 2
         except KeyboardInterrupt:
             reason = "interrupted"
+    if reason == REASONS[NOT_FINITE] and done == first and isinstance(objective, Model):
+        raise ValueError(f"The first step is not finite: {objective.culprit(carry[0].q, loader.data)}.")
     return result(carry, reason)
+
+
+def _rising(bounds: np.ndarray) -> None:
+    fall = np.append(0.0, np.maximum(bounds[:-1] - bounds[1:], 0.0))
+    rounding = 1e3 * np.finfo(bounds.dtype).eps * (1 + np.abs(bounds))
+    if np.any(fall > rounding):
+        step = int(np.argmax(fall > rounding))
+        raise ValueError(
+            f"The bound fell by {fall[step]:.3g} nats in step {step}: with ρ = 1 that means a factor that is not "
+            "conjugate (use ncvmp, or a smaller rate), or an expected log factor that is wrong."
+        )
 
 
 @cache
@@ -222,7 +256,7 @@ class _Loader(NamedTuple):
             if data is not None or batch_size is not None:
                 raise ValueError("A plain function of θ takes no data: wrap a loss over examples in blr.Objective.")
             return _Loader(None, None, 0)
-        if data is None:
+        if data is None and objective.kind == "examples":
             raise ValueError("This objective has a loss for each example: pass data=, arrays with one row per example.")
         data = jax.tree.map(jnp.asarray, data)
         rows = objective.rows(data)

@@ -219,6 +219,26 @@ class Objective(eqx.Module):
         # A zero weight leaves an example out altogether, even one whose loss is not a number.
         return jnp.sum(jnp.where(scales == 0, 0.0, values * scales.astype(values.dtype))), aux
 
+    @property
+    def random(self) -> bool:
+        """Whether the loss itself is random."""
+        return self.kind == "batch"
+
+    def expected(self, q: Any, shift: PyTree, batch: PyTree, aux: PyTree, key: Any) -> tuple[Array, PyTree]:
+        """E_q of the data's loss as a function of μ, displaced by `shift`, and the new aux: for `Exact` points."""
+        return self.data(jax.tree.map(jnp.add, q.expectation(), shift), batch, aux, key)
+
+    def started(self, params: Any) -> Any:
+        """What an algorithm starts from, where the objective has a say in it."""
+        return params
+
+    def sized(self, rows: int) -> Any:
+        """The objective with the data's size filled in, where it was left to the data."""
+        return self
+
+    def checked(self, q: Any, data: PyTree) -> None:
+        """Raise where the data do not go with the objective, before anything is compiled."""
+
     # Losses through an output: f = apply(θ, x).
 
     def outputs(self, theta: PyTree, examples: PyTree) -> Float[Array, "B K"]:

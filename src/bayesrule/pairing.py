@@ -144,7 +144,7 @@ def _check_points(points: Points, curvature: Curvature) -> None:
             "Delta() looks only at the mean, where S(θ − m)∇ℓᵀ is zero: Stein() would silently give a curvature of 0. "
             "Use MonteCarlo() or Quadrature() points, or Hessian() at the mean."
         )
-    if isinstance(points, Exact) and not isinstance(curvature, Gradient):
+    if isinstance(points, Exact) and not (isinstance(curvature, Gradient) or curvature.remembers):
         raise ValueError(
             f"Exact() differentiates the objective in μ and has no points for {type(curvature).__name__}: use "
             "Gradient()."

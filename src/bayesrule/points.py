@@ -162,7 +162,7 @@ class Quadrature(Points):
         if isinstance(q, ConditionalFamily):
             _check_size(self.order, q.grid_axes)
             return PointSet(*q.grid(self.order))
-        noise, weights = _grid(self.order, size)
+        noise, weights = grid(self.order, size)
         if q.noise_size == size:
             return PointSet(q.transformed(noise), weights)
         spread = noise @ jnp.linalg.cholesky(q.covariance()).T
@@ -171,7 +171,7 @@ class Quadrature(Points):
     def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Any) -> tuple[Array, Array]:
         _check_linear(q)
         covariance = q.output_covariance(jacobian)
-        noise, weights = _grid(self.order, center.shape[1])
+        noise, weights = grid(self.order, center.shape[1])
         noise = noise.astype(center.dtype)
         if center.shape[1] == 1:
             # An output that does not vary (x = 0) has no derivative of its spread, rather than an infinite one.
@@ -210,7 +210,7 @@ def _check_size(order: int, size: int, more: str = "") -> None:
         )
 
 
-def _grid(order: int, size: int) -> tuple[Float[Array, "S D"], Float[Array, " S"]]:
+def grid(order: int, size: int) -> tuple[Float[Array, "S D"], Float[Array, " S"]]:
     linear = (
         ", or, where the model is linear in its parameters, Objective(loss, output=apply, linear=True): then each "
         "example is integrated over its own outputs"

@@ -15,12 +15,14 @@ from .families.base import Family
 from .families.candidate import Candidate, as_candidate
 from .guards import Backtracking, Guard, NoGuard
 from .measured import Measured, plus, repelled
+from .model import Model
 from .objective import Objective, as_objective
 from .pairing import check
 from .points import Points
 from .stacked import advance_each, on_each
 from .state import Info, State
 from .steps import Scheduled, Step, Steps, at
+from .sweeping import advance_blocks, sweeps
 
 
 class Rule(eqx.Module):
@@ -95,9 +97,10 @@ class Rule(eqx.Module):
         found = None
         if self.search is not None:
             params, found = self.search.first(params, self.family, key)
+        params = params if objective is None else objective.started(params)
         q: Any = self.family.start(params, objective, at(self.steps.temperature, 0))
         check(self.family, self.points, self.curvature, self.steps, self.guard, q)
-        count, aux = jnp.zeros((), int), None if objective is None else objective.aux
+        count, aux = jnp.zeros((), int), self.curvature.first(objective, q)
         if q.stacked:
             average, scale = q.each(lambda member: self.beginnings(member, objective)[1:])
             return State(q, count, None, average, aux, scale, found)
@@ -164,6 +167,8 @@ class Rule(eqx.Module):
         """
         objective = as_objective(objective)
         self._check_state(objective, state)
+        if sweeps(self, objective, batch):
+            return advance_blocks(self, objective, state, batch, key, diagnose, strict)
         if state.q.stacked:
             return advance_each(self, objective, state, batch, key, diagnose, strict, measured)
         if tilt is None:  # a mixture has seen to it for all of its components
@@ -201,7 +206,8 @@ class Rule(eqx.Module):
         taken = self.guard.take(origin, step, assess, limit)
         value = measured.value + self._regularizer(objective, q)
         previous = q if self.steps.momentum is not None else state.previous
-        after = State(taken.q, state.count + 1, previous, average, measured.aux, scale)
+        aux = self.curvature.carried(objective, state.aux, measured.aux, step.rate * taken.fraction)
+        after = State(taken.q, state.count + 1, previous, average, aux, scale)
         after = self._kept(state, after, finite & (taken.fraction > 0) if go is None else go > 0)
         rate = jnp.asarray(at(self.steps.rates.mean, state.count), float) * taken.fraction
         loss = None if tilt is None else self._energy(objective, q, measured, step, step.temperature)
@@ -240,6 +246,8 @@ class Rule(eqx.Module):
     def bound(self, objective: Any, q: Any, batch: PyTree = None, key: Any = None, *, aux: PyTree = None) -> Array:
         """The evidence lower bound at q, as this rule's points and curvature see it."""
         objective = as_objective(objective)
+        if isinstance(objective, Model):
+            return objective.bound(q, batch, key)
         aux = objective.aux if aux is None else aux
 
         def of(q: Any, key: Any, tilt: Any = None) -> Array:

@@ -13,6 +13,7 @@ from jaxtyping import Array, PyTree
 
 from .families.structure import GaussianFamily
 from .objective import Microbatches, Objective, Weighted
+from .rows import Rows
 from .rule import Rule
 from .state import Info, State
 
@@ -23,7 +24,7 @@ RUNNING, _CONVERGED, NOT_FINITE, _OUTSIDE, _STALLED = range(5)
 def _batch(objective: Objective, data: PyTree, key: Any, order: Array, count: Array, size: int) -> tuple[PyTree, Array]:
     """The batch for a step count: without replacement in each epoch, shuffled by the epoch's own key."""
     rows = order.shape[0]
-    ragged = objective.kind == "examples"
+    ragged = objective.kind in ("examples", "rows")
     per_epoch = _per_epoch(objective, rows, size)
     epoch, position = count // per_epoch, count % per_epoch
     shuffle = lambda: jax.random.permutation(jax.random.fold_in(key, epoch), rows)
@@ -39,11 +40,13 @@ def _batch(objective: Objective, data: PyTree, key: Any, order: Array, count: Ar
     real = place < rows
     weights = real.astype(float) * (data.weights[index] if weighted else 1.0)
     stands_for = 1.0 if not weighted or data.count is None else data.count / rows
+    if objective.kind == "rows":  # a row of no place fills a ragged batch
+        return Rows(examples, jnp.where(real, index, rows), weights, jnp.sum(real) * stands_for), order
     return Weighted(examples, weights, jnp.sum(real) * stands_for), order
 
 
 def _per_epoch(objective: Objective, rows: int, size: int) -> int:
-    return -(-rows // size) if objective.kind == "examples" else rows // size
+    return -(-rows // size) if objective.kind in ("examples", "rows") else rows // size
 
 
 def empty_trace(steps: int, diagnose: bool) -> dict[str, Any]:
@@ -81,6 +84,7 @@ def run_chunk(
 
     # The guard's look at the new q is the next step's measurement, if the batch and the points stay the same.
     reuse = rule.guard.looks and not rule.points.random and batch_size is None and objective.kind != "batch"
+    reuse = reuse and rule.steps.sweep is None and not (objective.random or rule.curvature.remembers)
     reuse = reuse and (rule.points.delta or not rule.warming)  # a new temperature moves the points
 
     def body(carry: tuple) -> tuple:

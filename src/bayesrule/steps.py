@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -214,6 +214,58 @@ class Divisor(eqx.Module):
         return scaled if spare is None else scaled + spare
 
 
+class Sweep(eqx.Module):
+    """Blocks in turn instead of all at once: each sees where those before it have gone.
+
+    `order` lists the blocks, or groups of them that move together; by default every block by itself, local ones first;
+    "parallel" is one group.
+    With `local` the local blocks take whole steps, ρ = 1, whatever the rate (SVI): so many of them, or fewer if the
+    mean change of λ in every row falls below `tolerance`. `peaks` is the same for blocks that are read at their peak,
+    whose M-step may take several of Newton's.
+    """
+
+    tolerance: Any
+    order: tuple[tuple[str, ...], ...] | str | None = eqx.field(static=True)
+    local: int | None = eqx.field(static=True)
+    peaks: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        order: Sequence[str | Sequence[str]] | str | None = None,
+        *,
+        local: int | None = None,
+        peaks: int = 1,
+        tolerance: Number = 0.0,
+    ):
+        if peaks < 1 or (local is not None and local < 1):
+            raise ValueError(f"A sweep takes at least one step in every block, got local={local}, peaks={peaks}.")
+        self.order = None if order is None else "parallel"
+        if order is not None and not isinstance(order, str):
+            self.order = tuple((group,) if isinstance(group, str) else tuple(group) for group in order)
+        self.local, self.peaks = local, peaks
+        self.tolerance = number(tolerance, "The tolerance")
+
+    def groups(self, blocks: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """The groups of blocks in turn."""
+        if self.order is None:
+            return tuple((name,) for name in blocks)
+        if isinstance(self.order, str):
+            return (tuple(blocks),)
+        named = [name for group in self.order for name in group]
+        if set(named) != set(blocks):
+            raise ValueError(f"The sweep goes over {named}, and the model's blocks are {list(blocks)}.")
+        return self.order
+
+    def __str__(self) -> str:
+        turn = lambda group: "+".join(group)
+        said = "block by block" if self.order is None else "all blocks at once"
+        if isinstance(self.order, tuple):
+            said = f"in turn {', '.join(map(turn, self.order))}"
+        if self.local is not None:
+            said += ", ρ = 1 in local blocks" + (f" (up to {self.local} steps)" if self.local > 1 else "")
+        return said + (f", up to {self.peaks} steps at a peak" if self.peaks > 1 else "")
+
+
 _UNITS = {
     "natural": "the rule's own ρ",
     "fraction": "ρτ, the fraction of λ that a step replaces: a cold posterior remembers as long as a warm one",
@@ -229,8 +281,8 @@ class Steps(eqx.Module):
     `eq:bayes_learn_rule_momentum`. `reverse=True` steps in μ instead of λ (mirror descent in λ, the
     end of section 2.2). `lazy=True` is online learning's lazy form: the gradients so far are summed and
     the whole sum is taken from the start, $λ_{t+1} = λ_1 − ρ_t\\sum_{s≤t}∇_μ E_{q_s}ℓ_s$ (section 5.4).
-    `scaling` is a preconditioner for the mean other than q's precision. `units` says what the rates are:
-    "natural" ρ itself, "fraction" ρτ, "mean" ρN.
+    `scaling` is a preconditioner for the mean other than q's precision. `sweep` takes a model's blocks in
+    turn. `units` says what the rates are: "natural" ρ itself, "fraction" ρτ, "mean" ρN.
     """
 
     rates: Rates
@@ -238,6 +290,7 @@ class Steps(eqx.Module):
     momentum: Any
     average: GradientAverage | None
     scaling: Scaling | None
+    sweep: Sweep | None
     reverse: bool = eqx.field(static=True)
     lazy: bool = eqx.field(static=True)
     units: str = eqx.field(static=True)
@@ -250,6 +303,7 @@ class Steps(eqx.Module):
         momentum: Number | None = None,
         average: GradientAverage | None = None,
         scaling: Scaling | None = None,
+        sweep: Sweep | None = None,
         reverse: bool = False,
         lazy: bool = False,
         units: str = "natural",
@@ -266,6 +320,8 @@ class Steps(eqx.Module):
                 "A scaling replaces the precision in the mean's step, so it goes with GradientAverage, not with "
                 "natural momentum, the reverse or the lazy form, which are moves of λ."
             )
+        if sweep is not None and (momentum is not None or average is not None or scaling is not None or lazy):
+            raise ValueError("A sweep takes plain steps block by block: without momentum, averaging, scaling or lazy.")
         if lazy and (momentum is not None or average is not None or reverse or temperature != 0):
             raise ValueError(
                 "The lazy form sums the gradients of losses seen one after another: it goes with temperature=0, and "
@@ -276,6 +332,7 @@ class Steps(eqx.Module):
         self.momentum = None if momentum is None else number(momentum, "The momentum", high=1.0)
         self.average = average
         self.scaling = scaling
+        self.sweep = sweep
         self.reverse = reverse
         self.lazy = lazy
         self.units = units
@@ -306,6 +363,8 @@ class Steps(eqx.Module):
             )
         if self.scaling is not None:
             said.append(str(self.scaling))
+        if self.sweep is not None:
+            said.append(str(self.sweep))
         if self.reverse:
             said.append("in μ (mirror descent in λ, section 2.2)")
         if self.lazy:

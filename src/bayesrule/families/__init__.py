@@ -10,6 +10,7 @@ from .gaussian import Gaussian
 from .kronecker import KroneckerGaussian
 from .lowrank import LowRankGaussian
 from .mixture import Mixture
+from .peak import Peak
 from .product import Product
 from .skew import SkewGaussian
 from .spike_slab import SpikeSlab
@@ -32,6 +33,7 @@ __all__ = [
     "Mixture",
     "NormalGamma",
     "NormalWishart",
+    "Peak",
     "Poisson",
     "Product",
     "SkewGaussian",

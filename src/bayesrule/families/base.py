@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Key, PyTree
 
 from ..steps import Step
 from .coordinates import from_lower, to_vector
+from .legendre import legendre
 
 
 class Family(eqx.Module):
@@ -178,7 +179,18 @@ class ExponentialFamily(Family):
 
     def with_expectation(self, expectation: PyTree) -> Self:
         """The member with this μ: λ = ∇A*(μ), by a convex solve that starts here."""
-        return self.with_natural(self._solved(self.natural(), expectation))
+        return self.with_natural(legendre(self, expectation))
+
+    def displaced(self, shift: PyTree) -> Self:
+        """The member whose μ differs by `shift`, to first order: λ + F(λ)⁻¹δ."""
+        return self.with_natural(jax.tree.map(jnp.add, self.natural(), self.raised(self._symmetric(shift))))
+
+    def mode(self) -> PyTree:
+        """θ_* = argmax ⟨λ, T(θ)⟩: ∇A*_{yz} of an M-step, where λ is a sum of messages."""
+        raise ValueError(
+            f"A {type(self).__name__} has no closed form for the θ at which ⟨λ, T(θ)⟩ peaks: give the parameter a "
+            "conjugate or a Gaussian block."
+        )
 
     def fisher(self) -> Float[Array, "... M M"]:
         """F(λ) = ∇²A(λ), in minimal coordinates (see `coordinates`)."""
@@ -350,49 +362,3 @@ class ExponentialFamily(Family):
         basis = jnp.eye(vector.shape[-1], dtype=vector.dtype)
         columns = jax.vmap(lambda e: jax.jvp(gradient, (vector,), (jnp.broadcast_to(e, vector.shape),))[1])
         return jnp.moveaxis(columns(basis), 0, -1)
-
-    def _solved(self, start: PyTree, expectation: PyTree) -> PyTree:
-        """λ with ∇A(λ) = μ, by a damped Newton's method; differentiable to any order in μ."""
-        target = self.coordinates(expectation)
-        where = jax.lax.stop_gradient(self)
-
-        def residual(x: Array) -> Array:
-            return where.coordinates(where._gradient(where.uncoordinates(x))) - target
-
-        def value(x: Array) -> Array:
-            return where.log_partition(where.uncoordinates(x)) - jnp.sum(x * target, axis=-1)
-
-        epsilon = jnp.finfo(target.dtype).eps
-
-        def solve(residual: Callable, x: Array) -> Array:
-            def body(carry: tuple) -> tuple:
-                x, length, count, _ = carry
-                slope = residual(x)
-                newton = jnp.linalg.solve(where._fisher(x), slope[..., None])[..., 0]
-                trial = x - length[..., None] * newton
-                here, there = value(x), value(trial)
-                decrement = jnp.abs(slope * newton).sum(-1)
-                # Close to the end the values differ by less than their rounding: the step is trusted.
-                better = (there <= here + 8 * epsilon * (1 + jnp.abs(here))) | (decrement <= epsilon**0.5)
-                accepted = better & where.inside(where.uncoordinates(trial))
-                gap = jnp.max(jnp.where(accepted & (length == 1), decrement, jnp.inf))
-                x = jnp.where(accepted[..., None], trial, x)
-                length = jnp.where(accepted, jnp.minimum(2 * length, 1.0), length / 2)
-                return x, length, count + 1, gap
-
-            def unfinished(carry: tuple) -> Array:
-                # Newton's convergence is quadratic: a gap of ε leaves an error far below ε.
-                return (carry[2] < 200) & ~(carry[3] <= epsilon)
-
-            length = jnp.ones(x.shape[:-1], x.dtype)
-            return jax.lax.while_loop(unfinished, body, (x, length, 0, jnp.asarray(jnp.inf, x.dtype)))[0]
-
-        def tangent_solve(linear: Callable, y: Array) -> Array:
-            # `linear` is F·: applied to the basis it gives F itself, for every batch element at once.
-            basis = jnp.eye(y.shape[-1], dtype=y.dtype)
-            columns = jax.vmap(lambda e: linear(jnp.broadcast_to(e, y.shape)))(basis)
-            return jnp.linalg.solve(jnp.moveaxis(columns, 0, -1), y[..., None])[..., 0]
-
-        initial = jax.lax.stop_gradient(self.coordinates(start))
-        initial = jnp.broadcast_to(initial, target.shape).astype(target.dtype)
-        return self.uncoordinates(jax.lax.custom_root(residual, initial, solve, tangent_solve))

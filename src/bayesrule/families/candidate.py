@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 
 from .base import Family
 from .mixture import Mixture
+from .peak import Peak
 from .product import Product
 from .spike_slab import SpikeSlab
 from .structure import Structure, wide
@@ -31,6 +32,7 @@ class Candidate(eqx.Module):
     choices: tuple[tuple[str, Any], ...] = eqx.field(static=True)
     per_example: bool = eqx.field(static=True)
     prior: bool = eqx.field(static=True)
+    peaks: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -40,8 +42,10 @@ class Candidate(eqx.Module):
         per_example: bool = False,
         prior: bool = False,
         numbers: dict[str, Any] | None = None,
+        peaks: tuple[str, ...] | None = None,
         **choices: Any,
     ):
+        self.peaks = peaks
         self.kind, self.precision = kind, precision
         self.per_example, self.prior = per_example, prior
         self.numbers = {} if numbers is None else numbers
@@ -65,6 +69,8 @@ class Candidate(eqx.Module):
             raise ValueError("This algorithm starts from somewhere: give parameters, or a member of its family.")
         if isinstance(given, dict) and given and all(isinstance(block, Family) for block in given.values()):
             given = Product(given)
+        if isinstance(given, Product) and self.peaks is not None:
+            given = self._at_peaks(given, objective)
         if isinstance(given, Family):
             if not isinstance(given, self.kind):
                 raise ValueError(
@@ -117,6 +123,19 @@ class Candidate(eqx.Module):
             how["component"] = self.part
         return Candidate(kind, self.precision, **how)
 
+    def peaked(self, *names: str) -> Candidate:
+        """A product whose blocks of these names (by default all that are not local) are read at their peak."""
+        return Candidate(self.kind, self.precision, peaks=names)
+
+    def _at_peaks(self, q: Product, objective: Any) -> Product:
+        local = getattr(objective, "local", {})
+        names = self.peaks or tuple(name for name in q.blocks if name not in local)
+        unknown = [name for name in names if name not in q.blocks]
+        if unknown:
+            raise ValueError(f"There is no block {unknown[0]!r} to read at its peak, only {list(q.blocks)}.")
+        read = lambda name, block: Peak(block) if name in names and not isinstance(block, Peak) else block
+        return Product({name: read(name, block) for name, block in q.blocks.items()})
+
     def dropped(self, keep: Any, **choices: Any) -> Candidate:
         """The spike-and-slab mixture whose slab is this family: dropout with this keep probability."""
         numbers, own = self.numbers | {"keep": keep}, dict(self.choices) | choices
@@ -125,6 +144,8 @@ class Candidate(eqx.Module):
 
     def __repr__(self) -> str:
         part = self.part
+        if self.peaks is not None:
+            return f"{self.kind.__name__} with {', '.join(self.peaks) or 'what is not local'} at its peak"
         return self.kind.__name__ if part is self.kind else f"{self.kind.__name__} of {part.__name__}"
 
 

@@ -118,6 +118,20 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
     def with_expectation(self, expectation: tuple[PyTree, PyTree]) -> Self:
         return self.from_expectation(expectation, batch_ndim=self.batch_ndim)
 
+    def moments(self, shift: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        """m and 1/s with μ displaced: dv = dμ₂ − 2m dμ₁."""
+        mean = jax.tree.map(jnp.add, self.mean, shift[0])
+        variance = jax.tree.map(lambda m, s, a, b: 1 / s + b - 2 * m * a, self.mean, self.precision, *shift)
+        return mean, variance
+
+    def displaced(self, shift: tuple[PyTree, PyTree]) -> Self:
+        mean = jax.tree.map(jnp.add, self.mean, shift[0])
+        precision = jax.tree.map(lambda m, s, a, b: s - s**2 * (b - 2 * m * a), self.mean, self.precision, *shift)
+        return eqx.tree_at(lambda q: (q.mean, q.precision), self, (mean, precision))
+
+    def mode(self) -> PyTree:
+        return self.mean
+
     def statistics(self, theta: PyTree) -> tuple[PyTree, PyTree]:
         return theta, jax.tree.map(jnp.square, theta)
 

@@ -58,6 +58,10 @@ class Dirichlet(ExponentialFamily):
         start = bare(cls, concentration=_inverse_digamma(expectation + digamma(total)))
         return start.with_expectation(expectation)
 
+    def mode(self) -> Float[Array, "... K"]:
+        natural = self.natural()
+        return natural / jnp.sum(natural, axis=-1, keepdims=True)
+
     def statistics(self, theta: Float[Array, "... K"]) -> Float[Array, "... K"]:
         return jnp.log(theta)
 
@@ -126,6 +130,10 @@ class Beta(ExponentialFamily):
 
     def with_expectation(self, expectation: tuple[Array, Array]) -> Self:
         return self.from_expectation(expectation)
+
+    def mode(self) -> Float[Array, "..."]:
+        left, right = self.natural()
+        return left / (left + right)
 
     def statistics(self, theta: Float[Array, "..."]) -> tuple[Array, Array]:
         return jnp.log(theta), jnp.log1p(-theta)

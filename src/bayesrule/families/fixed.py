@@ -102,6 +102,14 @@ class FixedGaussian(GaussianFamily, ExponentialFamily):
     def _at(self, mean: PyTree) -> Self:
         return eqx.tree_at(lambda q: q.mean, self, mean)
 
+    def moments(self, shift: PyTree) -> tuple[PyTree, Any]:
+        """m with μ displaced, and the covariance, which stays: a matrix, or the entries' variances."""
+        spread = self.covariance() if self.dense else self.variance()
+        return jax.tree.map(jnp.add, self.mean, shift), spread
+
+    def mode(self) -> PyTree:
+        return self.mean
+
     def raised(self, covector: PyTree) -> PyTree:
         return self.times(covector)
 

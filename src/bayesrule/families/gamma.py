@@ -56,6 +56,10 @@ class Gamma(ExponentialFamily):
         shape = (3 - gap + jnp.sqrt((gap - 3) ** 2 + 24 * gap)) / (12 * gap)
         return bare(cls, shape=shape, rate=shape / linear).with_expectation((log, linear))
 
+    def mode(self) -> Float[Array, "..."]:
+        log, linear = self.natural()
+        return -log / linear
+
     def statistics(self, theta: Float[Array, "..."]) -> tuple[Array, Array]:
         theta = jnp.asarray(theta)
         return jnp.log(theta), theta
@@ -135,6 +139,9 @@ class NormalGamma(ExponentialFamily):
 
     def with_expectation(self, expectation: tuple[Array, ...]) -> Self:
         return self.from_expectation(expectation)
+
+    def mode(self) -> dict[str, Array]:
+        return {"mean": self.mean, "precision": (self.shape - 0.5) / self.rate}
 
     def statistics(self, theta: dict[str, Array]) -> tuple[Array, ...]:
         x, t = jnp.asarray(theta["mean"]), jnp.asarray(theta["precision"])

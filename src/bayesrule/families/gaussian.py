@@ -102,6 +102,19 @@ class Gaussian(GaussianFamily, ExponentialFamily):
     def with_expectation(self, expectation: tuple[Array, Array]) -> Self:
         return self._like(Gaussian.from_expectation(expectation))
 
+    def moments(self, shift: tuple[Array, Array]) -> tuple[Array, Array]:
+        """m and S⁻¹ with μ displaced: dV = dμ₂ − dμ₁mᵀ − m dμ₁ᵀ."""
+        mean = self._vector(self.mean)
+        return mean + shift[0], self.covariance() + _spread(shift, mean)
+
+    def displaced(self, shift: tuple[Array, Array]) -> Self:
+        mean = self._vector(self.mean)
+        change = self.precision @ _spread(shift, mean) @ self.precision
+        return self._like(Gaussian(mean + shift[0], self.precision - change))
+
+    def mode(self) -> PyTree:
+        return self.mean
+
     def _like(self, flat: Gaussian) -> Self:
         return eqx.tree_at(lambda q: (q.mean, q.precision), self, (self._tree(flat.mean), flat.precision))
 
@@ -234,6 +247,12 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         change = change - jnp.asarray(step.temperature, change.dtype) * jnp.eye(change.shape[-1], dtype=change.dtype)
         squares = jnp.sum(gradient * _matvec(covariance, gradient))
         return 0.5 * squares + 0.25 * jnp.sum(change * jnp.swapaxes(change, -1, -2))
+
+
+def _spread(shift: tuple[Array, Array], mean: Float[Array, "... P"]) -> Float[Array, "... P P"]:
+    """What a displacement of μ = (m, V + mmᵀ) does to V."""
+    outer = shift[0][..., :, None] * mean[..., None, :]
+    return 0.5 * (shift[1] + jnp.swapaxes(shift[1], -1, -2)) - outer - jnp.swapaxes(outer, -1, -2)
 
 
 def _half_log_det(factor: Float[Array, "... P P"]) -> Float[Array, "..."]:

@@ -57,6 +57,10 @@ class Product(ExponentialFamily):
             raise ValueError(f"Product needs a dict of exponential families by name, got {found}.")
         self.blocks = {name: blocks[name] for name in sorted(blocks)}
 
+    def __getitem__(self, name: str) -> Any:
+        """A block."""
+        return self.blocks[name]
+
     @property
     def elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # as its blocks are
         return all(block.elementwise for block in self.blocks.values())

@@ -62,6 +62,9 @@ class Wishart(ExponentialFamily):
         df = size - 1 + size * (size + 1) / (2 * gap)
         return bare(cls, df=df, scale=linear / df[..., None, None]).with_expectation((log, linear))
 
+    def mode(self) -> Matrix:
+        return (self.df - self.scale.shape[-1] - 1)[..., None, None] * self.scale
+
     def statistics(self, theta: Matrix) -> tuple[Array, Matrix]:
         theta = jnp.asarray(theta)
         return _log_det(theta), theta
@@ -160,6 +163,10 @@ class NormalWishart(ExponentialFamily):
 
     def with_expectation(self, expectation: tuple[Array, ...]) -> Self:
         return self.from_expectation(expectation)
+
+    def mode(self) -> dict[str, Array]:
+        size = self.mean.shape[-1]
+        return {"mean": self.mean, "precision": (self.df - size)[..., None, None] * self.scale}
 
     def statistics(self, theta: dict[str, Array]) -> tuple[Array, ...]:
         x, precision = jnp.asarray(theta["mean"]), jnp.asarray(theta["precision"])

@@ -14,7 +14,7 @@ from .deep_learning import (
     voggn,
     vogn,
 )
-from .inference import conjugate, exponential_weights, laplace
+from .inference import conjugate, cvi, em, exponential_weights, laplace, ncvmp, svi, vmp
 from .optimization import gradient_descent, multimodal, newton, von
 from .table import Row, table
 
@@ -23,12 +23,15 @@ __all__ = [
     "adam",
     "bayesbinn",
     "conjugate",
+    "cvi",
     "dropout",
+    "em",
     "exponential_weights",
     "gradient_descent",
     "ivon",
     "laplace",
     "multimodal",
+    "ncvmp",
     "newton",
     "oggn",
     "ogn",
@@ -36,7 +39,9 @@ __all__ = [
     "sgd",
     "slang",
     "straight_through",
+    "svi",
     "table",
+    "vmp",
     "voggn",
     "vogn",
     "von",

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from ..curvature import Gradient
 from ..families.base import ExponentialFamily
+from ..families.candidate import Candidate
 from ..families.discrete import Categorical
+from ..families.product import Product
 from ..guards import Backtracking
 from ..points import Enumeration, Exact
 from ..rule import Rule
 from ..score import Score
-from ..steps import Number, Steps
+from ..sites import Sites
+from ..steps import Number, Steps, Sweep
 from .optimization import newton
+
+Order = Sequence[str | Sequence[str]] | str | None
 
 
 def conjugate() -> Rule:
@@ -40,6 +48,88 @@ def laplace() -> Rule:
     4.0
     """
     return newton().replace(name="laplace", section="4.4")
+
+
+def vmp(rate: Number = 1.0, *, order: Order = None) -> Rule:
+    r"""Variational message passing: ρ = 1, block by block (section 5.3; Winn and Bishop, 2005).
+
+    On a `Model` of conjugate factors, $λ_j ← \sum_i ∇_{μ_j} E_q\log f_i$ for each block j in turn, the others where
+    they are. `order` lists the blocks (or groups that move together); `"parallel"` moves all of them at once, which a
+    rate below 1 damps.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> print(blr.vmp(order=["z", ("mean", "precision")]).steps)
+    ρ = 1, in turn z, mean+precision
+    """
+    return Rule(Product, Exact(), Gradient(), Steps(rate, sweep=_sweep(order)), name="vmp", section="5.3")
+
+
+def ncvmp(rate: Number = 1.0, *, order: Order = None) -> Rule:
+    r"""Non-conjugate VMP: the same messages for factors that are not conjugate (section 5.4; Knowles and Minka, 2011).
+
+    ρ = 1 may diverge there, so the guard halves a block's step until the bound does not fall; `info.blocks` says what
+    fraction each block took.
+
+    >>> import bayesrule as blr
+    >>> blr.ncvmp() == blr.vmp().replace(guard=blr.Backtracking(monotone=True))
+    True
+    """
+    return vmp(rate, order=order).replace(guard=Backtracking(monotone=True), name="ncvmp", section="5.4")
+
+
+def svi(rate: Number, *, local_steps: int = 1, tolerance: Number = 0.0, order: Order = None) -> Rule:
+    r"""Stochastic variational inference: local blocks with ρ = 1, global ones with $ρ_t$ (section 5.3; Hoffman et al.).
+
+    With mini-batches the factors' rows are scaled by N/M. A `rate` that is a function of the step count, such as
+    $(t + t_0)^{−κ}$ with κ between ½ and 1, converges (Robbins and Monro). Where local blocks depend on each other's
+    own global ones only, one step is their optimum; else they take up to `local_steps`, or until the mean change of λ
+    in every row is below `tolerance`. With the whole data and ρ = 1 it is `vmp`.
+
+    >>> import bayesrule as blr
+    >>> print(blr.svi(0.5).steps)
+    ρ = 0.5, block by block, ρ = 1 in local blocks
+    """
+    steps = Steps(rate, sweep=_sweep(order, local=local_steps, tolerance=tolerance))
+    return Rule(Product, Exact(), Gradient(), steps, name="svi", section="5.3")
+
+
+def em(*parameters: str, rate: Number = 1.0, order: Order = None, m_steps: int = 1, tolerance: Number = 0.0) -> Rule:
+    r"""Expectation maximisation: `vmp` with the parameters' blocks read at their peak (section 5.2).
+
+    The delta method on q(θ), $θ_* = ∇A^*_{yz}(E_{q}T_{yz})$: with λ the sum of the messages to a conjugate block, θ_* =
+    argmax ⟨λ, T(θ)⟩ is the M-step. A Gaussian block with `Delta()` points takes Newton's steps instead, `m_steps` of
+    them (one is generalised EM). `parameters` names the blocks, by default all that are not local. A rate below 1 with
+    mini-batches is online EM, `order="parallel"` the parallel form. The bound is a lower bound on the log-likelihood.
+
+    >>> import bayesrule as blr
+    >>> print(blr.em("theta").family)
+    Product with theta at its peak
+    """
+    sweep = _sweep(order, local=1, peaks=m_steps, tolerance=tolerance)
+    family = Candidate(Product).peaked(*parameters)
+    return Rule(family, Exact(), Gradient(), Steps(rate, sweep=sweep), name="em", section="5.2")
+
+
+def cvi(rate: Number = 1.0, *, sites: bool = False) -> Rule:
+    r"""Non-conjugate variational inference, every factor's message a natural gradient (section 5.4).
+
+    $λ ← (1−ρ)λ + ρ\sum_i \tildeλ_i(μ)$ with $\tildeλ_i(μ) = ∇_μ E_q\log f_i$ (`eq:blr_global`), all blocks at
+    once; each factor has points of its own. With `sites` the $\tildeλ_i$ are kept,
+    $\tildeλ_i ← (1−ρ)\tildeλ_i + ρ\tildeλ_i(μ)$ and $λ = \sum_i\tildeλ_i$ (`eq:blr_local`): the same steps on the whole
+    data; with mini-batches only a batch's own sites are renewed, so that the others stay exact.
+
+    >>> import bayesrule as blr
+    >>> blr.cvi(0.5, sites=True) == blr.cvi(0.5).replace(curvature=blr.Sites())
+    True
+    """
+    measured = Sites() if sites else Gradient()
+    return Rule(Product, Exact(), measured, Steps(rate), Backtracking(), name="cvi", section="5.4")
+
+
+def _sweep(order: Order, **how: Any) -> Sweep:
+    if isinstance(order, str) and order != "parallel":
+        raise ValueError(f'order= lists blocks, or is "parallel", got {order!r}.')
+    return Sweep("parallel" if order == "parallel" else order, **how)
 
 
 def exponential_weights(rate: Number, *, lazy: bool = False) -> Rule:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ..rule import Rule
 from .deep_learning import adam, bayesbinn, dropout, ogn, sgd, straight_through, vogn
-from .inference import conjugate, exponential_weights, laplace
+from .inference import conjugate, cvi, em, exponential_weights, laplace, ncvmp, svi, vmp
 from .optimization import gradient_descent, multimodal, newton, von
 
 
@@ -56,11 +56,11 @@ _TABLE: tuple[tuple[str, str, str, str, Callable[[], Rule] | None], ...] = (
     ("Deep learning", "BayesBiNN", "bayesbinn", "4.5", lambda: bayesbinn(1e-4)),
     ("Bayesian inference", "Conjugate Bayes", "conjugate", "5.1", conjugate),
     ("Bayesian inference", "Laplace's method", "laplace", "4.4", laplace),
-    ("Bayesian inference", "Expectation-Maximization", "em", "5.2", None),
-    ("Bayesian inference", "Stochastic VI (SVI)", "svi", "5.3", None),
-    ("Bayesian inference", "Variational message passing (VMP)", "vmp", "5.3", None),
-    ("Bayesian inference", "Non-conjugate VMP", "ncvmp", "5.3", None),
-    ("Bayesian inference", "Non-conjugate VI", "cvi", "5.4", None),
+    ("Bayesian inference", "Expectation-Maximization", "em", "5.2", em),
+    ("Bayesian inference", "Stochastic VI (SVI)", "svi", "5.3", lambda: svi(0.5)),
+    ("Bayesian inference", "Variational message passing (VMP)", "vmp", "5.3", vmp),
+    ("Bayesian inference", "Non-conjugate VMP", "ncvmp", "5.4", ncvmp),
+    ("Bayesian inference", "Non-conjugate VI", "cvi", "5.4", lambda: cvi(0.5)),
     ("Online learning", "Exponential weights", "exponential_weights", "5.4", lambda: exponential_weights(0.1)),
 )
 

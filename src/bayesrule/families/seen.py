@@ -1,0 +1,60 @@
+"""A block as a factor sees it: its expectation parameters, or its moments, or itself, near where it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from .base import ExponentialFamily
+
+
+class Seen(eqx.Module):
+    """q displaced by δ in its expectation parameters, right at δ = 0 and to first order around it.
+
+    The derivative of anything that is written in these terms with respect to δ, at δ = 0, is its gradient with respect
+    to μ: the message. Moments are q's own plus what δ adds, so that a small variance is never the difference of two
+    large numbers.
+    """
+
+    q: Any
+    shift: PyTree
+
+    @staticmethod
+    def here(q: Any) -> Seen:
+        """q itself, where nothing is to be differentiated."""
+        return Seen(q, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: q.expectation())))
+
+    @property
+    def expectation(self) -> PyTree:
+        """μ."""
+        return jax.tree.map(jnp.add, self.q.expectation(), self.shift)
+
+    @property
+    def member(self) -> Any:
+        """The member of the family that has these expectation parameters."""
+        return self.q.displaced(self.shift)
+
+    @property
+    def mean(self) -> Array:
+        """E θ of a Gaussian, as one vector after any plates."""
+        return self.q.moments(self.shift)[0]
+
+    @property
+    def covariance(self) -> Array:
+        """Cov θ of a Gaussian: a matrix, or a number for each entry of a diagonal one."""
+        return self.q.moments(self.shift)[1]
+
+    @property
+    def probabilities(self) -> Array:
+        """Every category's probability."""
+        last = -jnp.sum(self.shift, axis=-1, keepdims=True)
+        return self.q.probabilities + jnp.concatenate([self.shift, last], axis=-1)
+
+
+def batch_shape(q: ExponentialFamily) -> tuple[int, ...]:
+    """The axes over which q is many distributions: its plates."""
+    return jax.eval_shape(lambda: q.log_partition(q.natural())).shape

@@ -1,0 +1,89 @@
+"""Rows of data by name: which they are, how they weigh, and which entries were observed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
+
+from .factor import Factor
+
+
+class Masked(eqx.Module):
+    """Data of which only some entries were observed; for floats, NaN says the same."""
+
+    values: Array
+    observed: Bool[Array, "..."]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return jnp.shape(self.values)
+
+
+class Rows(eqx.Module):
+    """Some rows of the data: the arrays, where the rows come from, their weights, and how many they stand for."""
+
+    examples: dict[str, Any]
+    index: Int[Array, " M"] | None
+    weights: Float[Array, " M"] | None
+    count: Any = None
+
+
+def observed_part(factor: Factor, batch: Rows) -> tuple[dict[str, Array], Array | None]:
+    """A factor's data, with something in the place of what is missing, and which entries were observed."""
+    data = {name: batch.examples[name] for name in factor.data}
+    observed = None
+    if factor.data:
+        data[factor.data[-1]], observed = _split(data[factor.data[-1]])
+    return {name: jnp.asarray(x) for name, x in data.items()}, observed
+
+
+def values_of(array: Any) -> Any:
+    return np.asarray(array.values if isinstance(array, Masked) else array)
+
+
+def missing(array: Any) -> bool:
+    if any(isinstance(x, Tracer) for x in jax.tree.leaves(array)):
+        return False
+    values = values_of(array)
+    return np.issubdtype(values.dtype, np.floating) and not np.all(np.isfinite(values))
+
+
+def whole_or_absent(name: str, observed: str, array: Any, shape: tuple[int, ...]) -> None:
+    """A row that a factor takes whole is observed whole or not at all."""
+    found = np.asarray(array.observed) if isinstance(array, Masked) else ~np.isnan(values_of(array))
+    parts = found.reshape((*found.shape[: len(shape)], -1))
+    if np.any(parts.any(-1) & ~parts.all(-1)):
+        raise ValueError(
+            f"Factor {name!r} takes each row of {observed!r} whole, and some rows are missing in part: drop those "
+            "rows, or use a factor with a term for each entry."
+        )
+
+
+def _split(array: Any) -> tuple[Array, Array | None]:
+    """The observations, with something observed in the place of what is missing, and which were observed."""
+    if isinstance(array, Masked):
+        values, observed = jnp.asarray(array.values), jnp.asarray(array.observed)
+    else:
+        values = jnp.asarray(array)
+        if not jnp.issubdtype(values.dtype, jnp.floating):
+            return values, None
+        observed = ~jnp.isnan(values)
+    filler = values.reshape(-1)[jnp.argmax(observed.reshape(-1))]
+    return jnp.where(observed, values, filler), observed
+
+
+def where_observed(name: str, observed: Array, value: Array) -> Array:
+    if value.ndim == 0:
+        return jnp.where(jnp.all(observed), value, jnp.nan)
+    if observed.ndim > value.ndim:
+        observed = jnp.all(observed, axis=tuple(range(value.ndim, observed.ndim)))
+    observed = observed.reshape(observed.shape + (1,) * (value.ndim - observed.ndim))
+    if jnp.broadcast_shapes(observed.shape, value.shape) != value.shape:
+        raise ValueError(f"Factor {name!r} returns shape {value.shape} for observations of shape {observed.shape}.")
+    return jnp.where(observed, value, 0.0)
