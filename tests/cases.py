@@ -22,6 +22,7 @@ from bayesrule.families import (
     NormalWishart,
     Poisson,
     Product,
+    SharedGaussian,
     Wishart,
 )
 
@@ -56,10 +57,15 @@ def _precisions() -> dict[str, jax.Array]:
     return {"bias": jnp.array([2.0, 1.5, 0.4]), "slope": jnp.array([[1.0, 3.0], [1.2, 2.5], [0.7, 5.0]])}
 
 
+def _rows() -> jax.Array:
+    return jnp.sin(jnp.arange(24.0)).reshape(3, 2, 4)[..., :3]
+
+
 FAMILIES: dict[str, FamilyCase] = {
     "FixedGaussian": FamilyCase(lambda: FixedGaussian(_weights(), _precisions(), batch_ndim=1)),
     "DiagonalGaussian": FamilyCase(lambda: DiagonalGaussian(_weights(), _precisions(), batch_ndim=1)),
     "Gaussian": FamilyCase(lambda: Gaussian(_weights(), _matrices())),
+    "SharedGaussian": FamilyCase(lambda: SharedGaussian(_rows(), _matrices())),
     "Bernoulli": FamilyCase(lambda: Bernoulli(_weights()), whole=True),
     "Categorical": FamilyCase(
         lambda: Categorical(jnp.array([[0.1, 1.0, -0.5, 0.3], [0.0, 0.5, 0.1, -0.4], [2.0, 0.0, 1.0, 3.0]]))

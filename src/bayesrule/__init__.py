@@ -22,7 +22,7 @@ _MODULES = {
     "minima": "Minimum",
     "search": "Search",
     "model": "Model",
-    "rows": "Masked",
+    "rows": "Masked Ragged",
     "factor": "Factor",
     "factors": "",
     "sites": "Sites",
@@ -30,9 +30,9 @@ _MODULES = {
     "prediction": "predict",
     "metrics": "",
     "evidence": "empirical_bayes",
-    "families": "FixedGaussian DiagonalGaussian Gaussian LowRankGaussian KroneckerGaussian SpikeSlab Mixture StudentT "
-    "SkewGaussian Bernoulli Categorical Dirichlet Beta Gamma Wishart NormalGamma NormalWishart Poisson Product Peak "
-    "Family ExponentialFamily",
+    "families": "FixedGaussian DiagonalGaussian Gaussian SharedGaussian LowRankGaussian KroneckerGaussian SpikeSlab "
+    "Mixture StudentT SkewGaussian Bernoulli Categorical Dirichlet Beta Gamma Wishart NormalGamma NormalWishart "
+    "Poisson Product Peak Family ExponentialFamily",
     "recipes": "sgd rmsprop adam dropout ogn oggn vogn voggn ivon slang straight_through bayesbinn "
     "gradient_descent newton von multimodal conjugate laplace em svi vmp ncvmp cvi exponential_weights table",
 }

@@ -23,6 +23,7 @@ from .families import NormalWishart as NormalWishart
 from .families import Peak as Peak
 from .families import Poisson as Poisson
 from .families import Product as Product
+from .families import SharedGaussian as SharedGaussian
 from .families import SkewGaussian as SkewGaussian
 from .families import SpikeSlab as SpikeSlab
 from .families import StudentT as StudentT
@@ -82,6 +83,7 @@ from .relaxed import Masks as Masks
 from .relaxed import Relaxed as Relaxed
 from .relaxed import Sign as Sign
 from .rows import Masked as Masked
+from .rows import Ragged as Ragged
 from .rule import Rule as Rule
 from .score import Reparameterized as Reparameterized
 from .score import Score as Score

@@ -26,6 +26,8 @@ class Factor(eqx.Module):
     `Enumeration()`; one for all blocks, or a dict. The result has one entry for each row of the data (and of local
     blocks) along its first axis; further axes are summed. The message to a block is its derivative with respect to μ.
 
+    `of="seen"` hands a block over as a `Seen`, whose mean and covariance do not come as a difference of moments.
+    `features(y)` is what the function takes in the place of its observations, made once for all steps.
     The last of `data` is what is observed: where it is NaN, the entry is missing and sends no message.
 
     >>> import jax.numpy as jnp, bayesrule as blr
@@ -41,6 +43,7 @@ class Factor(eqx.Module):
     blocks: tuple[str, ...] = eqx.field(static=True)
     data: tuple[str, ...] = eqx.field(static=True)
     of: str = eqx.field(static=True)
+    features: Callable[[Array], Array] | None = eqx.field(static=True)
     said: str = eqx.field(static=True)
 
     def __init__(
@@ -50,6 +53,7 @@ class Factor(eqx.Module):
         data: str | Sequence[str] = (),
         points: Points | Mapping[str, Points] | None = None,
         of: str = "expectation",
+        features: Callable[[Array], Array] | None = None,
         said: str = "",
     ):
         if not callable(function):
@@ -60,7 +64,7 @@ class Factor(eqx.Module):
             raise ValueError(f'of= is "expectation" (a block comes as μ) or "seen" (as its moments too), got {of!r}.')
         self.function = function if isinstance(function, eqx.Module | Partial) else Partial(function)
         self.blocks, self.data = tuple(blocks), (data,) if isinstance(data, str) else tuple(data)
-        self.points = _by_block(points, self.blocks)
+        self.points, self.features = _by_block(points, self.blocks), features
         self.of, self.said = of, said or getattr(function, "__name__", "function").replace("<lambda>", "function")
 
     @property

@@ -9,6 +9,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import gammaln
 from jax.scipy.stats import norm
 from jax.tree_util import Partial
@@ -16,6 +17,7 @@ from jaxtyping import Array
 
 from .factor import Factor, prior
 from .families.seen import Seen
+from .families.shared import SharedGaussian
 from .linear_factor import LinearFactor
 from .points import Points, Quadrature
 
@@ -43,6 +45,7 @@ __all__ = [
     "prior",
     "softmax",
     "student_t",
+    "words",
 ]
 
 
@@ -68,7 +71,8 @@ def multivariate_normal(
 ) -> Factor:
     """A row of y ~ N(mean, Λ⁻¹): `mean` a Gaussian block, `precision` a Wishart one, `joint` a normal–Wishart one."""
     if joint is not None:
-        return Factor(_multivariate_joint, joint, data=observed, said="multivariate_normal")
+        said = "multivariate_normal"
+        return Factor(_multivariate_joint, joint, data=observed, features=_products, said=said)
     if mean is None or precision is None:
         raise ValueError("multivariate_normal takes mean= and precision=, or joint= a normal–Wishart block.")
     names, known = _named(mean=mean, precision=precision)
@@ -116,9 +120,7 @@ def category(observed: str, *, probabilities: str) -> Factor:
 def choice(selector: str, components: Factor) -> Factor:
     """A categorical block chooses, row by row, which component (plate) of another factor the row is from."""
     function = Partial(_choice, components)
-    return Factor(
-        function, selector, *components.blocks, data=components.data, of="seen", said=f"choice of {components.said}"
-    )
+    return _of_components(function, selector, components, "choice")
 
 
 def mixture(weights: str, components: Factor) -> Factor:
@@ -127,10 +129,21 @@ def mixture(weights: str, components: Factor) -> Factor:
     For any q of the others this is the bound at the best q(z), and its derivatives are the messages with that q(z): a
     sweep that updates z first needs no block for it. `weights` is a Dirichlet block.
     """
-    function = Partial(_mixture, components)
-    return Factor(
-        function, weights, *components.blocks, data=components.data, of="seen", said=f"mixture of {components.said}"
-    )
+    return _of_components(Partial(_mixture, components), weights, components, "mixture")
+
+
+def _of_components(function: Any, first: str, components: Factor, said: str) -> Factor:
+    how = {"data": components.data, "features": components.features, "said": f"{said} of {components.said}"}
+    return Factor(function, first, *components.blocks, of="seen", **how)
+
+
+def words(observed: str, words: str, *, documents: str, topics: str) -> Factor:
+    r"""A document's words, each from a topic, which is summed out: $\sum_w n_w \log\sum_k e^{E\logθ_k + E\logβ_{kw}}$.
+
+    `words` names the data's word numbers, one row for each document, and `observed` how often each occurs, 0 where a
+    row is filled up. `documents` is a (local) Dirichlet block over topics, `topics` one over words for each topic.
+    """
+    return Factor(_words, documents, topics, data=(words, observed), said="words")
 
 
 # Likelihoods of outputs that are linear in Gaussian blocks.
@@ -240,8 +253,7 @@ def _moments(role: str, views: dict[str, Seen], known: dict[str, Array]) -> tupl
     """Entry by entry, the mean and the variance of a Gaussian block, or of a known number."""
     if role not in views:
         return known[role], jnp.zeros(())
-    mean, spread = views[role].mean, views[role].covariance
-    return mean, jnp.diagonal(spread, axis1=-2, axis2=-1) if spread.ndim > mean.ndim else spread
+    return views[role].mean, views[role].variance
 
 
 def _scales(role: str, views: dict[str, Seen], known: dict[str, Array]) -> tuple[Array, Array]:
@@ -285,16 +297,21 @@ def _multivariate(views: dict[str, Seen], known: dict[str, Array], y: Array) -> 
     return 0.5 * (log - mean.shape[-1] * _LOG_2PI - square - doubt)
 
 
-def _multivariate_joint(mu: tuple[Array, ...], y: Array) -> Array:
+def _products(y: Array) -> Array:
+    """1, the entries of each row, and their products, each pair once."""
+    upper = np.triu_indices(y.shape[-1])
+    return jnp.concatenate([jnp.ones((*y.shape[:-1], 1), y.dtype), y, y[..., upper[0]] * y[..., upper[1]]], axis=-1)
+
+
+def _multivariate_joint(mu: tuple[Array, ...], products: Array) -> Array:
+    """Linear in μ = (log|Λ|, Λ, Λx, xᵀΛx): one matrix product with what the rows are made into."""
     log, linear, cross, square = mu
-    y = _rows(y)
-    size = y.shape[-1]
-    plates = linear.shape[:-2]
-    flat = linear.reshape((-1, size, size))
-    stacked = jnp.moveaxis(flat, 0, 1).reshape(size, -1)  # one product for all components
-    quadratic = jnp.sum((y @ stacked).reshape(-1, flat.shape[0], size) * y[:, None, :], axis=-1)
-    quadratic = quadratic.reshape((-1, *plates))
-    return 0.5 * (log - size * _LOG_2PI - quadratic + 2 * y @ jnp.moveaxis(cross, -1, 0) - square)
+    size = cross.shape[-1]
+    upper = np.triu_indices(size)
+    halves = jnp.where(upper[0] == upper[1], 0.5, 1.0).astype(linear.dtype) * linear[..., upper[0], upper[1]]
+    weights = jnp.concatenate([0.5 * (log - square - size * _LOG_2PI)[..., None], cross, -halves], axis=-1)
+    found = _rows(products) @ weights.reshape(-1, weights.shape[-1]).T
+    return found.reshape((-1, *log.shape))
 
 
 def _linear(known: Any, mean: Array, variance: Array, y: Array, *others: Any) -> Array:
@@ -313,11 +330,25 @@ def _bilinear(views: dict[str, Seen], known: dict[str, Array], y: Array) -> Arra
         vx = vx[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
     if vw.ndim == w.ndim:
         vw = vw[..., None] * jnp.eye(w.shape[-1], dtype=w.dtype)
-    size = x.shape[-1] ** 2
-    outer = lambda m, v: (v + m[..., :, None] * m[..., None, :]).reshape(-1, size)
-    doubt = outer(x, vx) @ vw.reshape(-1, size).T + vx.reshape(-1, size) @ (outer(w, vw) - vw.reshape(-1, size)).T
     log, scale = _scales("precision", views, known)
+    if isinstance(getattr(left.q, "of", left.q), SharedGaussian) and scale.ndim < 2:
+        return _bilinear_whole(x, left.expectation[1], vx[0], w, vw, y, log, scale)
+    size = x.shape[-1] ** 2
+    outer = lambda m: (m[..., :, None] * m[..., None, :]).reshape(-1, size)
+    vx, vw = vx.reshape(-1, size), vw.reshape(-1, size)
+    doubt = outer(x) @ vw.T + vx @ (vw + outer(w)).T
     return 0.5 * (log - _LOG_2PI - scale * ((y - x @ w.T) ** 2 + doubt))
+
+
+def _bilinear_whole(
+    x: Array, square: Array, vx: Array, w: Array, vw: Array, y: Array, log: Array, scale: Array
+) -> Array:
+    """The sum for rows that share a covariance, as they do where all of y is observed; `square` is E xᵀx."""
+    log, scale = (jnp.broadcast_to(z, w.shape[:1]) for z in (log, scale))
+    spread = jnp.tensordot(scale, jnp.broadcast_to(vw, (*w.shape, w.shape[-1])), axes=1)
+    doubt = jnp.sum(square * spread) + len(x) * jnp.sum(vx * ((scale[:, None] * w).T @ w))
+    misses = jnp.sum((y - x @ w.T) ** 2 @ scale)
+    return 0.5 * (len(x) * jnp.sum(log - _LOG_2PI) - misses - doubt)
 
 
 def _category(mu: Array, y: Array) -> Array:
@@ -354,6 +385,21 @@ def _mixture(components: Factor, weights: Seen, *args: Any) -> Array:
     count = len(components.blocks)
     logits = weights.expectation + _per_component(components, args[:count], args[count:])
     return jax.nn.logsumexp(logits, axis=-1)
+
+
+def _words(document: Array, topics: Array, words: Array, counts: Array) -> Array:
+    # Exponentials of each, and their products by matrix products: exp of every pair would cost far more.
+    table = topics.T[words]  # (N, L, K)
+    axis, letters = -1, "nlk,nk->nl"
+    if (
+        words.shape[0] <= 32
+    ):  # a few documents, which a loop comes back to: turned once, their products take half as long
+        table, axis, letters = jnp.swapaxes(table, 1, 2), 1, "nkl,nk->nl"
+    high = jax.lax.stop_gradient(jnp.max(table, axis=axis, keepdims=True))
+    low = jax.lax.stop_gradient(jnp.max(document, axis=-1, keepdims=True))
+    chances = jnp.einsum(letters, jnp.exp(table - high), jnp.exp(document - low))
+    logs = jnp.log(chances + jnp.finfo(table.dtype).tiny) + jnp.squeeze(high, axis) + low
+    return jnp.sum(counts * logs, axis=-1)
 
 
 def _logit(f: Array, y: Array) -> Array:

@@ -25,6 +25,8 @@ from .regularizer import Flat
 from .rows import Rows, missing, observed_part, values_of, where_observed, whole_or_absent
 from .steps import number
 
+_FEATURES = "features of "
+
 
 class InFactors(Flat):
     """No regularizer: priors are factors, and have their constants."""
@@ -58,7 +60,8 @@ class Model(Objective):
     blocks: dict[str, ExponentialFamily]
     local: dict[str, ExponentialFamily]
     factors: dict[str, Factor]
-    fixed: dict[str, ExponentialFamily]
+    fixed: dict[str, Seen]
+    origin: PyTree
     order: tuple[str, ...] = eqx.field(static=True)
     weighed: bool = eqx.field(static=True)
     part: bool = eqx.field(static=True)
@@ -96,7 +99,7 @@ class Model(Objective):
         self.fixed, self.order, self.weighed, self.part = {}, (*local, *blocks), True, False
         self.loss, self.output, self.linear, self.compute = _no_loss, None, False, None
         self.kind = "rows" if self.names or local else "plain"
-        self.size, self.regularizer, self.aux = size, InFactors(), None
+        self.size, self.regularizer, self.aux, self.origin = size, InFactors(), None, None
 
     def _with(self, **changes: Any) -> Model:
         return bare(Model, **{f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | changes)
@@ -155,6 +158,16 @@ class Model(Objective):
             raise ValueError(f"The data of a model are arrays by name, {{'y': y}}, got a {type(examples).__name__}.")
         return Rows({} if examples is None else examples, None, weights, count)
 
+    def prepared(self, batch: PyTree) -> Rows:
+        """The rows, with what the factors make of their observations."""
+        rows = self.taken(batch)
+        made = {
+            _FEATURES + name: factor.features(observed_part(factor, rows)[0][factor.data[-1]])
+            for name, factor in self.factors.items()
+            if factor.features is not None
+        }
+        return Rows(rows.examples | made, rows.index, rows.weights, rows.count)
+
     def scales(self, batch: Rows, rows: int) -> Float[Array, " M"]:
         """What each row's terms are multiplied by: its weight times N/M."""
         weights = jnp.ones(rows) if batch.weights is None else batch.weights
@@ -170,20 +183,21 @@ class Model(Objective):
     def given(self, names: tuple[str, ...], q: Product) -> Model:
         """The model of some blocks, the others fixed: the factors that touch them. A local block's rows stand alone."""
         factors = {name: factor for name, factor in self.factors.items() if set(names) & set(factor.blocks)}
-        fixed = {name: block for name, block in q.blocks.items() if name not in names}
+        fixed = {name: Seen(block) for name, block in q.blocks.items() if name not in names}
         weighed = not any(name in self.local for name in names)
         return self._with(factors=factors, fixed=fixed, weighed=weighed, part=True)
 
     def seen(self, q: Product, shift: dict[str, PyTree] | None = None) -> dict[str, Seen]:
         """Every block as factors see it, those of q displaced."""
-        fixed = {name: Seen.here(block) for name, block in self.fixed.items()}
-        free = {n: Seen.here(b) if shift is None else Seen(b, shift[n]) for n, b in q.blocks.items()}
-        return fixed | free
+        return self.fixed | {n: Seen(b, None if shift is None else shift[n]) for n, b in q.blocks.items()}
 
     def term(self, name: str, seen: Mapping[str, Seen], batch: Rows, key: Any) -> Array:
         """One factor's E log f, an entry for each row; 0 where the observation is missing."""
         factor = self.factors[name]
         data, observed = observed_part(factor, batch)
+        if factor.features is not None:
+            made = batch.examples.get(_FEATURES + name)
+            data[factor.data[-1]] = factor.features(data[factor.data[-1]]) if made is None else made
         try:
             value = factor.value(seen, data, key, frozenset(self.local))
         except (TypeError, ValueError) as error:
@@ -191,6 +205,9 @@ class Model(Objective):
             arrays = {n: jnp.shape(x) for n, x in data.items()}
             raise ValueError(f"Factor {name!r} on blocks {blocks} with data {arrays}: {error}") from error
         return value if observed is None else where_observed(name, observed, value)
+
+    def _shaped(self, name: str, q: Product, batch: Rows, key: Any) -> Array:
+        return self.term(name, self.seen(q), batch, key)
 
     def terms(self, seen: Mapping[str, Seen], batch: PyTree, key: Any = None) -> dict[str, Array]:
         """Every factor's E log f, scaled to all of the data and summed."""
@@ -251,34 +268,34 @@ class Model(Objective):
         r"""The model of what comes next: the posterior of all that rows share is the prior now, λ₀ ← λ.
 
         The factors that have no rows are replaced by it; new data may have any number of rows. `forgetting` mixes the
-        old prior back in, $λ_0 ← (1 − φ)λ + φλ_0$, so that what was seen t batches ago weighs $(1−φ)^t$.
+        first prior back in, $(1 − φ)λ + φλ_0$, so that what was seen t pieces ago weighs $(1−φ)^t$.
         """
         number(forgetting, "forgetting", high=1.0)
         shared = {name: factor for name, factor in self.factors.items() if not self.per_row(factor)}
         blocks = {name: q.blocks[name] for name in self.order if name not in self.local}
-        seen = {name: Seen.here(block) for name, block in q.blocks.items()}
+        seen = {name: Seen(block) for name, block in q.blocks.items()}
 
         def total(shift: PyTree) -> Array:
             moved = {name: Seen(blocks[name], shift[name]) for name in blocks}
             values = [self.term(name, seen | moved, Rows({}, None, None), None) for name in shared]
             return sum((jnp.sum(value) for value in values), start=jnp.zeros(()))
 
-        old = jax.grad(total)({name: seen[name].shift for name in blocks})
+        # The first prior of all is kept, for what is forgotten later returns to it and not to the last posterior.
+        origin = jax.grad(total)({name: seen[name].shift for name in blocks}) if self.origin is None else self.origin
         mixed = lambda new, old: (1 - forgetting) * new + forgetting * old
         priors = {}
         for name, block in blocks.items():
             owner = block.of if isinstance(block, Peak) else block
-            natural = jax.tree.map(mixed, owner.natural(), owner._symmetric(old[name]))
+            natural = jax.tree.map(mixed, owner.natural(), owner._symmetric(origin[name]))
             priors[f"{name} so far"] = prior(name, owner.with_natural(natural))
         rows = {name: factor for name, factor in self.factors.items() if name not in shared}
-        return self._with(blocks=blocks, factors={**priors, **rows}, size=None)
+        return self._with(blocks=blocks, factors={**priors, **rows}, size=None, origin=origin)
 
     # What only the data can show.
 
     def checked(self, q: Product, data: PyTree) -> None:
         """Raise where the data do not go with the factors, naming the factor."""
         batch = self.taken(data)
-        seen = self.seen(q)
         for name, factor in self.factors.items():
             arrays = [batch.examples[other] for other in factor.data]
             for other, array in zip(factor.data[:-1], arrays[:-1], strict=True):
@@ -289,7 +306,7 @@ class Model(Objective):
                     )
             if any(isinstance(x, Tracer) for x in jax.tree.leaves(arrays)):
                 continue
-            shape = jax.eval_shape(partial(self.term, name), seen, batch, jax.random.key(0)).shape
+            shape = jax.eval_shape(partial(self._shaped, name), q, batch, jax.random.key(0)).shape
             if (
                 arrays
                 and np.issubdtype(values_of(arrays[-1]).dtype, np.floating)

@@ -236,6 +236,10 @@ class Objective(eqx.Module):
         """The objective with the data's size filled in, where it was left to the data."""
         return self
 
+    def prepared(self, batch: PyTree) -> PyTree:
+        """The whole data with what can be made of it once for all steps."""
+        return batch
+
     def checked(self, q: Any, data: PyTree) -> None:
         """Raise where the data do not go with the objective, before anything is compiled."""
 

@@ -25,6 +25,24 @@ class Masked(eqx.Module):
         return jnp.shape(self.values)
 
 
+class Ragged(eqx.Module):
+    """Rows of different lengths, filled up to the longest: (N, L, …) values, of which the first `lengths` count.
+
+    Where a sweep settles local blocks in groups, a group of short rows is cut to a shorter width.
+    """
+
+    values: Array
+    lengths: Int[Array, " N"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return jnp.shape(self.values)
+
+    def cut(self, width: int) -> Ragged:
+        """The same rows, none of which is longer than that."""
+        return Ragged(self.values[:, :width], self.lengths)
+
+
 class Rows(eqx.Module):
     """Some rows of the data: the arrays, where the rows come from, their weights, and how many they stand for."""
 
@@ -40,11 +58,12 @@ def observed_part(factor: Factor, batch: Rows) -> tuple[dict[str, Array], Array 
     observed = None
     if factor.data:
         data[factor.data[-1]], observed = _split(data[factor.data[-1]])
-    return {name: jnp.asarray(x) for name, x in data.items()}, observed
+    bare = lambda x: jnp.asarray(x.values if isinstance(x, Ragged) else x)
+    return {name: bare(x) for name, x in data.items()}, observed
 
 
 def values_of(array: Any) -> Any:
-    return np.asarray(array.values if isinstance(array, Masked) else array)
+    return np.asarray(array.values if isinstance(array, Masked | Ragged) else array)
 
 
 def missing(array: Any) -> bool:
@@ -67,6 +86,8 @@ def whole_or_absent(name: str, observed: str, array: Any, shape: tuple[int, ...]
 
 def _split(array: Any) -> tuple[Array, Array | None]:
     """The observations, with something observed in the place of what is missing, and which were observed."""
+    if isinstance(array, Ragged):
+        return jnp.asarray(array.values), None
     if isinstance(array, Masked):
         values, observed = jnp.asarray(array.values), jnp.asarray(array.observed)
     else:

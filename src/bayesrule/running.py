@@ -76,6 +76,8 @@ def run_chunk(
     mover = carry[0].q.mover
     if batch_size is None and microbatches == 1 and objective.linear and isinstance(mover, GaussianFamily):
         data = objective.linearized(mover.mean, data)  # once for all steps
+    if batch_size is None:
+        data = objective.prepared(data)
 
     per_epoch = 1 if batch_size is None else _per_epoch(objective, carry[1].shape[0], batch_size)
 

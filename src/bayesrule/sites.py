@@ -49,7 +49,7 @@ class Sites(Curvature):
         if not isinstance(factor, LinearFactor):
             return {block: zeros(natural[block], model.size) for block in factor.blocks}
         inputs = {x: jnp.zeros((1, _width(q.blocks[b]))) for b, x in factor.predictors if x is not None}
-        seen = {b: Seen.here(q.blocks[b]) for b, _ in factor.predictors}
+        seen = {b: Seen(q.blocks[b]) for b, _ in factor.predictors}
         mean, spread = jax.eval_shape(lambda: factor.outputs(seen, inputs))
         rows = lambda like: jnp.zeros((model.size, *like.shape[1:]), like.dtype)
         others = {block: zeros(natural[block], model.size) for block in factor.blocks[len(factor.predictors) :]}
@@ -75,7 +75,7 @@ class Sites(Curvature):
     def _picked(self, model: Model, name: str, site: PyTree, rows: Rows) -> PyTree:
         if rows.index is None or not model.per_row(model.factors[name]):
             return site
-        return jax.tree.map(lambda x: x.at[rows.index].get(mode="clip"), site)
+        return _at(rows.index, site)
 
     def carried(self, objective: Any, before: PyTree, seen: PyTree, rate: Any) -> PyTree:
         """Every site that was looked at, moved as λ has been: by ρ of the way."""
@@ -87,7 +87,7 @@ class Sites(Curvature):
             if index is None or not objective.per_row(objective.factors[name]):
                 factors[name] = jax.tree.map(mixed, site, new)
             else:
-                old = jax.tree.map(lambda x: x.at[index].get(mode="clip"), site)
+                old = _at(index, site)
                 put = lambda whole, o, n: whole.at[index].set(mixed(o, n), mode="drop")
                 factors[name] = jax.tree.map(put, site, old, new)
         return {"start": start, "factors": factors}
@@ -98,7 +98,7 @@ def message(model: Model, name: str, q: Product, rows: Rows, key: Any = None) ->
     factor = model.factors[name]
     if isinstance(factor, LinearFactor):
         return _output_message(model, factor, name, q, rows, key)
-    zero = {block: Seen.here(q.blocks[block]).shift for block in factor.blocks}
+    zero = {block: Seen(q.blocks[block]).shift for block in factor.blocks}
     symmetric = lambda block, slope: q.blocks[block]._symmetric(slope)
 
     def slopes(rows: Rows, key: Any) -> PyTree:
@@ -165,7 +165,7 @@ def pulled(model: Model, name: str, q: Product, rows: Rows, site: PyTree) -> dic
         return {block: summed(part) for block, part in site.items()}
     data, _ = observed_part(factor, rows)
     names = [block for block, _ in factor.predictors]
-    zero = {block: Seen.here(q.blocks[block]).shift for block in names}
+    zero = {block: Seen(q.blocks[block]).shift for block in names}
 
     def outputs(shift: PyTree) -> tuple[Array, Array]:
         return factor.outputs({block: Seen(q.blocks[block], shift[block]) for block in names}, data)
@@ -175,6 +175,11 @@ def pulled(model: Model, name: str, q: Product, rows: Rows, site: PyTree) -> dic
     push = first - (jnp.einsum("nkl,nl->nk", curve, mean) if spread.ndim > mean.ndim else curve * mean)
     parts = back((push, -0.5 * curve))[0]
     return {b: q.blocks[b]._symmetric(part) for b, part in parts.items()} | summed(site["others"])
+
+
+def _at(index: Array, site: PyTree) -> PyTree:
+    """Some rows' sites; a row of no place, which fills a ragged batch, has none."""
+    return jax.tree.map(lambda x: x.at[index].get(mode="fill", fill_value=0), site)
 
 
 def _width(q: Any) -> int:

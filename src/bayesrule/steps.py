@@ -218,15 +218,16 @@ class Sweep(eqx.Module):
     """Blocks in turn instead of all at once: each sees where those before it have gone.
 
     `order` lists the blocks, or groups of them that move together; by default every block by itself, local ones first;
-    "parallel" is one group.
-    With `local` the local blocks take whole steps, ρ = 1, whatever the rate (SVI): so many of them, or fewer if the
-    mean change of λ in every row falls below `tolerance`. `peaks` is the same for blocks that are read at their peak,
-    whose M-step may take several of Newton's.
+    "parallel" is one group. With `local` the local blocks take whole steps, ρ = 1, whatever the rate (SVI): so many of
+    them, or fewer if the mean change of λ in every row falls below `tolerance`; with `together` that many rows at a
+    time, each group until its own rows have settled. `peaks` is the same for blocks that are read at their peak, whose
+    M-step may take several of Newton's.
     """
 
     tolerance: Any
     order: tuple[tuple[str, ...], ...] | str | None = eqx.field(static=True)
     local: int | None = eqx.field(static=True)
+    together: int | None = eqx.field(static=True)
     peaks: int = eqx.field(static=True)
 
     def __init__(
@@ -234,6 +235,7 @@ class Sweep(eqx.Module):
         order: Sequence[str | Sequence[str]] | str | None = None,
         *,
         local: int | None = None,
+        together: int | None = None,
         peaks: int = 1,
         tolerance: Number = 0.0,
     ):
@@ -242,7 +244,7 @@ class Sweep(eqx.Module):
         self.order = None if order is None else "parallel"
         if order is not None and not isinstance(order, str):
             self.order = tuple((group,) if isinstance(group, str) else tuple(group) for group in order)
-        self.local, self.peaks = local, peaks
+        self.local, self.together, self.peaks = local, together, peaks
         self.tolerance = number(tolerance, "The tolerance")
 
     def groups(self, blocks: Sequence[str]) -> tuple[tuple[str, ...], ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,18 +11,20 @@ from jaxtyping import Array, PyTree
 
 from .families.peak import Peak
 from .families.product import Product
+from .guards import NoGuard
 from .model import Model
 from .objective import Weighted
-from .rows import Rows
+from .rows import Ragged, Rows
 from .state import Info, State
-from .steps import Steps, Sweep
+from .steps import Steps, Sweep, at
 
 
 def sweeps(rule: Any, objective: Any, batch: PyTree) -> bool:
     """Whether a step takes blocks in turn: it says so, or local blocks stand alone beside rows that are weighted."""
     if not isinstance(objective, Model) or objective.part:
         return False
-    weighted = isinstance(batch, Rows | Weighted)
+    picked = isinstance(batch, Rows) and not (batch.index is None and batch.weights is None)
+    weighted = picked or isinstance(batch, Weighted)
     return rule.steps.sweep is not None or (weighted and bool(objective.local))
 
 
@@ -34,9 +37,12 @@ def advance_blocks(
     sweep = rule.steps.sweep
     if sweep is None:
         sweep = Sweep([tuple(group) for group in _apart(model) if group])
-    found = model.contributions(q, rows, key)
+    groups = sweep.groups(model.order)
+    # Where there is one step in all, what it saw is all there is.
+    plain = len(groups) == 1 and rows.weights is None and sweep.peaks == 1 and sweep.local in (None, 1)
+    found = model.contributions(q, rows, key) if diagnose and not plain else None
     fractions, infos = {}, []
-    for place, names in enumerate(sweep.groups(model.order)):
+    for place, names in enumerate(groups):
         own = None if key is None else jax.random.fold_in(key, place)
         part, info = _settled(rule, model, sweep, names, q, state, rows, own, diagnose, strict)
         q = Product({**q.blocks, **part.blocks})
@@ -65,35 +71,90 @@ def _settled(
 ) -> tuple[Product, Info]:
     """A group of blocks after its step, or after as many as the sweep allows it."""
     given = model.given(names, q)
-    local = all(name in model.local for name in names)
-    whole = local and sweep.local is not None
+    whole = sweep.local is not None and all(name in model.local for name in names)
     how = {"temperature": rule.steps.temperature, "units": rule.steps.units, "reverse": rule.steps.reverse}
     plain = rule.replace(steps=Steps(1.0 if whole else rule.steps.rates, **how), name=rule.name)
-
-    def once(part: Product, diagnose: bool = diagnose) -> tuple[Product, Info]:
-        alone = State(part, state.count)
-        again = None if key is None else jax.random.clone(key)
-        after, info, _ = plain.advance(given, alone, rows, again, diagnose=diagnose, strict=strict)
-        return after.q, info
-
     first = Product({name: q.blocks[name] for name in names})
     peaked = any(isinstance(block, Peak) for block in first.blocks.values())
     most = sweep.local if whole else sweep.peaks if peaked else 1
+
+    def once(part: Product) -> tuple[Product, Info]:
+        after, info, _ = plain.advance(given, State(part, state.count), rows, key, diagnose=diagnose, strict=strict)
+        return after.q, info
+
     if most == 1:
         return once(first)
 
+    def again(part: Product, rows: Rows) -> Product:
+        own = None if key is None else jax.random.clone(key)  # the same points, on purpose
+        if isinstance(plain.guard, NoGuard):
+            # Without what a step says of itself, which would double the time of a small one.
+            measured = plain.measure(given, part, rows, None, own)
+            return part.moved(plain.formed(given, State(part, state.count), measured)[0])
+        return plain.advance(given, State(part, state.count), rows, own, strict=strict)[0].q
+
+    settle = lambda part, rows: _repeated(lambda part: again(part, rows), part, most, sweep.tolerance)
+    if whole and sweep.together is not None:
+        part = _in_groups(settle, first, rows, sweep.together)
+    else:
+        part = settle(first, rows)
+    return _seen_through(first, part, state.count, plain)
+
+
+def _seen_through(first: Product, part: Product, count: Array, plain: Any) -> tuple[Product, Info]:
+    """What is known of steps that were repeated; the blocks as they were if the end is not a number."""
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(part)]))
+    part = jax.tree.map(lambda new, old: jnp.where(finite, new, old), part, first)
+    inside, one, zero = jnp.all(part.inside()), jnp.ones(()), jnp.zeros(())
+    rate = jnp.asarray(at(plain.steps.rates.mean, count), float)
+    return part, Info(zero, rate, ~inside, one, finite, inside, decrement=zero)
+
+
+def _repeated(once: Callable[[Product], Product], part: Product, most: int, least: Any) -> Product:
+    """The same step again, at most so often, until λ changes by less than that."""
+
     def body(carry: tuple) -> tuple:
-        part, _, count, info = carry
-        new, info = once(part)
-        return new, _change(new, part), count + 1, info
+        new = once(carry[0])
+        return new, _change(new, carry[0]), carry[2] + 1
 
     def unfinished(carry: tuple) -> Array:
-        return (carry[2] < most) & (carry[1] > sweep.tolerance)
+        return (carry[2] < most) & (carry[1] > least)
 
-    part, info = once(first)
-    start = (part, _change(part, first), jnp.ones((), int), info)
-    part, _, _, info = jax.lax.while_loop(unfinished, body, start)
-    return part, info
+    start = (part, jnp.asarray(jnp.inf, _change(part, part).dtype), jnp.zeros((), int))
+    return jax.lax.while_loop(unfinished, body, start)[0]
+
+
+_WIDTHS = 6
+
+
+def _in_groups(settle: Callable[[Product, Rows], Product], part: Product, rows: Rows, size: int) -> Product:
+    """Some rows at a time, since rows of local blocks are independent: each group until its own have settled.
+
+    Ragged rows are sorted by their lengths, and a group is cut to the shortest of a few widths that holds it.
+    """
+    ragged = [x for x in rows.examples.values() if isinstance(x, Ragged)]
+    count = jax.tree.leaves(part)[0].shape[0]
+    order = jnp.argsort(ragged[0].lengths) if ragged else jnp.arange(count)
+    filled = order[jnp.minimum(jnp.arange(-(-count // size) * size), count - 1)]
+    grouped = lambda tree: jax.tree.map(lambda x: x[filled].reshape((-1, size, *x.shape[1:])), tree)
+    widest = ragged[0].shape[1] if ragged else 0
+    widths = sorted({min(widest, -(-widest * i // _WIDTHS // 16) * 16 or 16) for i in range(1, _WIDTHS)} | {widest})
+
+    def cut(examples: dict[str, Any], width: int) -> Rows:
+        short = lambda x: x.cut(width) if isinstance(x, Ragged) else x
+        return Rows({name: short(x) for name, x in examples.items()}, None, None)
+
+    def one(group: tuple[Product, dict[str, Any]]) -> Product:
+        part, examples = group
+        if not ragged:
+            return settle(part, Rows(examples, None, None))
+        longest = jnp.max(next(x for x in examples.values() if isinstance(x, Ragged)).lengths)
+        branches = [lambda p, e, w=w: settle(p, cut(e, w)) for w in widths]
+        return jax.lax.switch(jnp.sum(longest > jnp.asarray(widths)), branches, part, examples)
+
+    found = jax.lax.map(one, (grouped(part), grouped(rows.examples)))
+    back = jnp.zeros(count, int).at[order].set(jnp.arange(count))
+    return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:]))[back], found)
 
 
 def _change(new: Product, old: Product) -> Array:
@@ -120,11 +181,13 @@ def _returned(q: Product, part: Product, model: Model, index: Array | None) -> P
     return Product({**part.blocks, **own})
 
 
-def _together(infos: list[Info], fractions: dict[str, Array], found: dict[str, Any]) -> Info:
+def _together(infos: list[Info], fractions: dict[str, Array], found: dict[str, Any] | None) -> Info:
     total = lambda values: sum(values, start=jnp.zeros(()))
     last = infos[-1]
-    loss = -total(found["factors"].values())
-    bound = -loss + total(found["blocks"].values())
+    loss, bound = last.objective, last.bound if len(infos) == 1 else None
+    if found is not None:
+        loss = -total(found["factors"].values())
+        bound = total(found["blocks"].values()) - loss
     return Info(
         loss,
         last.rate,

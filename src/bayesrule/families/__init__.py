@@ -12,6 +12,7 @@ from .lowrank import LowRankGaussian
 from .mixture import Mixture
 from .peak import Peak
 from .product import Product
+from .shared import SharedGaussian
 from .skew import SkewGaussian
 from .spike_slab import SpikeSlab
 from .student import StudentT
@@ -36,6 +37,7 @@ __all__ = [
     "Peak",
     "Poisson",
     "Product",
+    "SharedGaussian",
     "SkewGaussian",
     "SpikeSlab",
     "StudentT",

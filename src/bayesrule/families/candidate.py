@@ -58,6 +58,16 @@ class Candidate(eqx.Module):
         return structure.name if isinstance(structure, Structure) else None
 
     @property
+    def label(self) -> str:
+        """How Table 1 names it."""
+        return self.kind.label if self.peaks is None else "Exponential family + point"
+
+    @property
+    def approximation(self) -> str:
+        """What reading blocks at their peak does to the natural gradient."""
+        return "" if self.peaks is None else "Delta method for the parameters"
+
+    @property
     def part(self) -> type[Family]:
         """The family whose step it is: a mixture's components', a spike-and-slab's slab, else its own."""
         choices = dict(self.choices)

@@ -6,11 +6,12 @@ from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import betaln, digamma, gammaln, polygamma
+from jax.scipy.special import betaln, gammaln, polygamma
 from jaxtyping import Array, Bool, Float, Key
 
 from .base import ExponentialFamily
 from .parameters import above, arrays, bare
+from .special import digamma
 
 
 class Dirichlet(ExponentialFamily):

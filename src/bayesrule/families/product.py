@@ -48,7 +48,9 @@ class Product(ExponentialFamily):
     """
 
     blocks: dict[str, ExponentialFamily]
-    label: ClassVar[str] = "Product"
+    label: ClassVar[str] = "Exponential family (mean-field)"
+    meaning: ClassVar[str] = "q(θ) = Π_j q_j(θ_j), each an exponential family  (section 5.3)"
+    update: ClassVar[str] = "λ_j ← (1 − ρτ)λ_j + ρ Σ_i ∇_{μ_j} E_q log f_i  (eq:blr_global)"
 
     def __init__(self, blocks: Mapping[str, ExponentialFamily]):
         wrong = [name for name, block in blocks.items() if not isinstance(block, ExponentialFamily)]

@@ -22,16 +22,19 @@ class Seen(eqx.Module):
 
     q: Any
     shift: PyTree
+    still: PyTree
+    moments: Any
 
-    @staticmethod
-    def here(q: Any) -> Seen:
-        """q itself, where nothing is to be differentiated."""
-        return Seen(q, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(lambda: q.expectation())))
+    def __init__(self, q: Any, shift: PyTree = None):
+        self.q, self.still = q, q.expectation()
+        self.shift = jax.tree.map(jnp.zeros_like, self.still) if shift is None else shift
+        # Once for all factors, so that what they say of the moments is added up before it is carried back to μ.
+        self.moments = q.moments(self.shift) if hasattr(getattr(q, "of", q), "moments") else None
 
     @property
     def expectation(self) -> PyTree:
         """μ."""
-        return jax.tree.map(jnp.add, self.q.expectation(), self.shift)
+        return jax.tree.map(jnp.add, self.still, self.shift)
 
     @property
     def member(self) -> Any:
@@ -41,12 +44,19 @@ class Seen(eqx.Module):
     @property
     def mean(self) -> Array:
         """E θ of a Gaussian, as one vector after any plates."""
-        return self.q.moments(self.shift)[0]
+        return self.moments[0]
 
     @property
     def covariance(self) -> Array:
         """Cov θ of a Gaussian: a matrix, or a number for each entry of a diagonal one."""
-        return self.q.moments(self.shift)[1]
+        return self.moments[1]
+
+    @property
+    def variance(self) -> Array:
+        """The variance of every entry of a Gaussian."""
+        mean, spread = self.moments
+        spread = jnp.diagonal(spread, axis1=-2, axis2=-1) if spread.ndim > mean.ndim else spread
+        return jnp.broadcast_to(spread, mean.shape)  # rows may share theirs
 
     @property
     def probabilities(self) -> Array:

@@ -65,7 +65,7 @@ def vmp(rate: Number = 1.0, *, order: Order = None) -> Rule:
 
 
 def ncvmp(rate: Number = 1.0, *, order: Order = None) -> Rule:
-    r"""Non-conjugate VMP: the same messages for factors that are not conjugate (section 5.4; Knowles and Minka, 2011).
+    r"""Non-conjugate VMP: the same messages for factors that are not conjugate (section 5.3; Knowles and Minka, 2011).
 
     ρ = 1 may diverge there, so the guard halves a block's step until the bound does not fall; `info.blocks` says what
     fraction each block took.
@@ -74,22 +74,24 @@ def ncvmp(rate: Number = 1.0, *, order: Order = None) -> Rule:
     >>> blr.ncvmp() == blr.vmp().replace(guard=blr.Backtracking(monotone=True))
     True
     """
-    return vmp(rate, order=order).replace(guard=Backtracking(monotone=True), name="ncvmp", section="5.4")
+    return vmp(rate, order=order).replace(guard=Backtracking(monotone=True), name="ncvmp", section="5.3")
 
 
-def svi(rate: Number, *, local_steps: int = 1, tolerance: Number = 0.0, order: Order = None) -> Rule:
+def svi(
+    rate: Number, *, local_steps: int = 1, tolerance: Number = 0.0, together: int | None = None, order: Order = None
+) -> Rule:
     r"""Stochastic variational inference: local blocks with ρ = 1, global ones with $ρ_t$ (section 5.3; Hoffman et al.).
 
     With mini-batches the factors' rows are scaled by N/M. A `rate` that is a function of the step count, such as
-    $(t + t_0)^{−κ}$ with κ between ½ and 1, converges (Robbins and Monro). Where local blocks depend on each other's
-    own global ones only, one step is their optimum; else they take up to `local_steps`, or until the mean change of λ
-    in every row is below `tolerance`. With the whole data and ρ = 1 it is `vmp`.
+    $(t + t_0)^{−κ}$ with κ between ½ and 1, converges (Robbins and Monro). One step is a local block's optimum if its
+    messages do not depend on itself; else it takes up to `local_steps`, or until the mean change of λ in every row is
+    below `tolerance`, `together` rows at a time (by default all of them). With the whole data and ρ = 1 it is `vmp`.
 
     >>> import bayesrule as blr
     >>> print(blr.svi(0.5).steps)
     ρ = 0.5, block by block, ρ = 1 in local blocks
     """
-    steps = Steps(rate, sweep=_sweep(order, local=local_steps, tolerance=tolerance))
+    steps = Steps(rate, sweep=_sweep(order, local=local_steps, together=together, tolerance=tolerance))
     return Rule(Product, Exact(), Gradient(), steps, name="svi", section="5.3")
 
 

@@ -30,14 +30,21 @@ class Row:
     @property
     def posterior(self) -> str:
         """The family, as Table 1 names it."""
-        return "" if self.rule is None else self.rule.family.kind.label
+        return "" if self.rule is None else self.rule.family.label
 
     @property
     def approximations(self) -> str:
         """What its pieces do to the natural gradient."""
         if self.rule is None:
             return ""
-        said = [self.rule.points.approximation, self.rule.curvature.approximation]
+        sweep = self.rule.steps.sweep
+        local = "" if sweep is None or sweep.local is None or self.rule.family.approximation else "local ρ = 1"
+        said = [
+            self.rule.family.approximation,
+            self.rule.points.approximation,
+            self.rule.curvature.approximation,
+            local,
+        ]
         named = ", ".join(text for text in said if text)
         return named or ("ρ = 1" if self.rule.steps.rates.mean == 1 else "None")
 
@@ -59,7 +66,7 @@ _TABLE: tuple[tuple[str, str, str, str, Callable[[], Rule] | None], ...] = (
     ("Bayesian inference", "Expectation-Maximization", "em", "5.2", em),
     ("Bayesian inference", "Stochastic VI (SVI)", "svi", "5.3", lambda: svi(0.5)),
     ("Bayesian inference", "Variational message passing (VMP)", "vmp", "5.3", vmp),
-    ("Bayesian inference", "Non-conjugate VMP", "ncvmp", "5.4", ncvmp),
+    ("Bayesian inference", "Non-conjugate VMP", "ncvmp", "5.3", ncvmp),
     ("Bayesian inference", "Non-conjugate VI", "cvi", "5.4", lambda: cvi(0.5)),
     ("Online learning", "Exponential weights", "exponential_weights", "5.4", lambda: exponential_weights(0.1)),
 )

@@ -1,0 +1,378 @@
+"""Models: what a factor says, missing entries, streams, bounds by part, errors that name the factor and the block."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats as st
+from numpy.testing import assert_allclose
+
+import bayesrule as blr
+from bayesrule import factors
+
+RANDOM = np.random.default_rng(0)
+
+
+def normal_gamma(**more):
+    vague = {"mean": blr.DiagonalGaussian(0.0, 0.1), "precision": blr.Gamma(2.0, 1.0)}
+    terms = {f"prior of {name}": factors.prior(name, q) for name, q in vague.items()}
+    return blr.Model(vague, {**terms, "y": factors.normal("y", mean="mean", precision="precision")}, **more)
+
+
+Y = RANDOM.normal(2.0, 0.5, size=12)
+
+
+# What ready-made factors say: E log f by draws of the blocks, log f by SciPy.
+
+MATRIX = np.array([[2.0, 0.3], [0.3, 1.0]])
+X, TARGET, COUNTS = RANDOM.normal(size=(4, 2)), RANDOM.normal(size=4), np.array([0.0, 3.0, 1.0, 7.0])
+WEIGHTS = blr.Gaussian(jnp.array([0.4, -0.3]), jnp.array(3 * MATRIX))
+NOISE, MEAN = blr.Gamma(5.0, 3.0), blr.DiagonalGaussian(0.5, 4.0)
+JOINT = blr.NormalWishart(jnp.array([0.1, 0.4]), 2.0, 6.0, jnp.array(0.2 * MATRIX))
+ROWS = jnp.array(RANDOM.normal(size=(3, 2)))
+
+
+def mvn(y, mean, precision):
+    return st.multivariate_normal(mean, np.linalg.inv(precision)).logpdf(y)
+
+
+CASES = {
+    "normal": (
+        factors.normal("y", mean="m", precision="t"),
+        {"m": MEAN, "t": NOISE},
+        {"y": TARGET},
+        lambda v, d: st.norm(v["m"], v["t"] ** -0.5).logpdf(d["y"]).sum(),
+    ),
+    "normal, known precision": (
+        factors.normal("y", mean="m", precision=2.0),
+        {"m": MEAN},
+        {"y": TARGET},
+        lambda v, d: st.norm(v["m"], 2.0**-0.5).logpdf(d["y"]).sum(),
+    ),
+    "normal, joint": (
+        factors.normal("y", joint="b"),
+        {"b": blr.NormalGamma(0.3, 2.0, 4.0, 2.0)},
+        {"y": TARGET},
+        lambda v, d: st.norm(v["b"]["mean"], v["b"]["precision"] ** -0.5).logpdf(d["y"]).sum(),
+    ),
+    "gaussian": (
+        factors.gaussian("w", precision="t"),
+        {"w": WEIGHTS, "t": NOISE},
+        {},
+        lambda v, d: st.norm(0, v["t"] ** -0.5).logpdf(v["w"]).sum(),
+    ),
+    "multivariate": (
+        factors.multivariate_normal("y", mean="m", precision="t"),
+        {"m": WEIGHTS, "t": blr.Wishart(6.0, jnp.array(0.2 * MATRIX))},
+        {"y": X},
+        lambda v, d: mvn(d["y"], v["m"], v["t"]).sum(),
+    ),
+    "multivariate, joint": (
+        factors.multivariate_normal("y", joint="b"),
+        {"b": JOINT},
+        {"y": X},
+        lambda v, d: mvn(d["y"], v["b"]["mean"], v["b"]["precision"]).sum(),
+    ),
+    "linear": (
+        factors.linear("y", {"w": "x"}, precision="t"),
+        {"w": WEIGHTS, "t": NOISE},
+        {"x": X, "y": TARGET},
+        lambda v, d: st.norm(d["x"] @ v["w"], v["t"] ** -0.5).logpdf(d["y"]).sum(),
+    ),
+    "bilinear": (
+        factors.bilinear("y", "x", "w", precision="t"),
+        {
+            "x": blr.Gaussian(ROWS, jnp.array([3 * MATRIX] * 3)),
+            "w": blr.Gaussian(ROWS[:2], jnp.array([4 * MATRIX] * 2)),
+            "t": NOISE,
+        },
+        {"y": RANDOM.normal(size=(3, 2))},
+        lambda v, d: st.norm(v["x"] @ v["w"].T, v["t"] ** -0.5).logpdf(d["y"]).sum(),
+    ),
+    "categorical": (
+        factors.categorical("z", probabilities="p"),
+        {"z": blr.Categorical(jnp.array([[0.0, 1.0, 0.5]])), "p": blr.Dirichlet(jnp.array([2.0, 3.0, 4.0]))},
+        {},
+        lambda v, d: np.log(v["p"][v["z"]]).sum(),
+    ),
+    "category": (
+        factors.category("y", probabilities="p"),
+        {"p": blr.Dirichlet(jnp.array([2.0, 3.0, 4.0]))},
+        {"y": np.array([0, 2, 2])},
+        lambda v, d: np.log(v["p"][d["y"]]).sum(),
+    ),
+    "choice": (
+        factors.choice("z", factors.normal("y", mean="m", precision="t")),
+        {
+            "z": blr.Categorical(jnp.array([[0.0, 1.0], [0.5, 0.0]])),
+            "m": blr.DiagonalGaussian(jnp.array([0.0, 1.0]), 5.0),
+            "t": blr.Gamma(jnp.array([3.0, 5.0]), 2.0),
+        },
+        {"y": TARGET[:2]},
+        lambda v, d: st.norm(v["m"][v["z"]], v["t"][v["z"]] ** -0.5).logpdf(d["y"]).sum(),
+    ),
+    "poisson": (
+        factors.poisson("y", rate="r"),
+        {"r": blr.Gamma(4.0, 2.0)},
+        {"y": COUNTS},
+        lambda v, d: st.poisson(v["r"]).logpmf(d["y"]).sum(),
+    ),
+    "bernoulli": (
+        factors.bernoulli("y", probability="p"),
+        {"p": blr.Beta(3.0, 2.0)},
+        {"y": np.array([0.0, 1.0, 1.0])},
+        lambda v, d: st.bernoulli(v["p"]).logpmf(d["y"]).sum(),
+    ),
+    "bernoulli_logit": (
+        factors.bernoulli_logit("y", {"w": "x"}),
+        {"w": WEIGHTS},
+        {"x": X, "y": np.array([0.0, 1.0, 1.0, 0.0])},
+        lambda v, d: st.bernoulli(1 / (1 + np.exp(-d["x"] @ v["w"]))).logpmf(d["y"]).sum(),
+    ),
+    "bernoulli_probit": (
+        factors.bernoulli_probit("y", {"w": "x"}),
+        {"w": WEIGHTS},
+        {"x": X, "y": np.array([0.0, 1.0, 1.0, 0.0])},
+        lambda v, d: st.bernoulli(st.norm.cdf(d["x"] @ v["w"])).logpmf(d["y"]).sum(),
+    ),
+    "poisson_exp": (
+        factors.poisson_exp("y", {"w": "x"}),
+        {"w": WEIGHTS},
+        {"x": X, "y": COUNTS},
+        lambda v, d: st.poisson(np.exp(d["x"] @ v["w"])).logpmf(d["y"]).sum(),
+    ),
+    "softmax": (
+        factors.softmax("y", {"w": "x"}),
+        {"w": blr.DiagonalGaussian(jnp.array([[0.1, 0.2], [0.5, -0.4], [0.0, 0.3]]), 4.0)},
+        {"x": X, "y": np.array([0, 2, 1, 1])},
+        lambda v, d: (d["x"] @ v["w"].T - np.logaddexp.reduce(d["x"] @ v["w"].T, axis=1)[:, None])[
+            np.arange(4), d["y"]
+        ].sum(),
+    ),
+    "student_t": (
+        factors.student_t("y", {"w": "x", "m": None}, dof=3.0, scale=0.7),
+        {"w": WEIGHTS, "m": blr.DiagonalGaussian(jnp.zeros(4), 9.0)},
+        {"x": X, "y": TARGET},
+        lambda v, d: st.t(3.0, d["x"] @ v["w"] + v["m"], 0.7).logpdf(d["y"]).sum(),
+    ),
+    "boltzmann": (
+        factors.boltzmann("s", np.array([[0.0, 0.5], [0.5, 0.0]]), np.array([0.2, -0.1])),
+        {"s": blr.Bernoulli(jnp.array([0.3, -0.2]))},
+        {},
+        lambda v, d: 0.5 * v["s"][0] * v["s"][1] + 0.2 * v["s"][0] - 0.1 * v["s"][1],
+    ),
+    "any function, by draws and a sum": (
+        blr.Factor(lambda w, z: jnp.sin(w[0]) * z, "w", "z", points={"w": blr.Quadrature(20), "z": blr.Enumeration()}),
+        {"w": WEIGHTS, "z": blr.Categorical(jnp.array([0.0, 1.0, 0.5]))},
+        {},
+        lambda v, d: np.sin(v["w"][0]) * v["z"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_factor_is_the_expectation_of_its_log(name):
+    """4000 draws of the blocks, SciPy's density: within five standard errors; and its message is finite and needs no
+    hand: moving a block by a little along any direction of μ changes it as the message says."""
+    factor, blocks, data, log_density = CASES[name]
+    model = blr.Model(blocks, {"f": factor})
+    q = blr.Product(blocks)
+    draws = jax.tree.map(np.asarray, q.sample(jax.random.key(0), (4000,)))
+    values = [log_density(jax.tree.map(lambda x, i=i: x[i], draws), data) for i in range(4000)]
+    rows = jax.tree.map(jnp.asarray, data)
+    found = float(model.terms(model.seen(q), rows)["f"])
+    assert abs(found - np.mean(values)) < 5 * np.std(values) / np.sqrt(4000) + 1e-12
+
+
+def test_messages_are_derivatives_in_the_expectation_parameters():
+    """By finite differences of the factor between neighbours q, with their μ: dE log f = ⟨message, dμ⟩."""
+    for name in ("linear", "bilinear", "multivariate, joint", "choice", "student_t"):
+        factor, blocks, data, _ = CASES[name]
+        model, q = blr.Model(blocks, {"f": factor}), blr.Product(blocks)
+        rows = jax.tree.map(jnp.asarray, data)
+        value = lambda member, model=model, rows=rows: model.terms(model.seen(member), rows)["f"]
+        shift = jax.tree.map(jnp.zeros_like, q.expectation())
+        message = jax.grad(lambda s, model=model, q=q, rows=rows: model.terms(model.seen(q, s), rows)["f"])(shift)
+        step = jax.tree.map(lambda x: 1e-5 * jnp.sin(1.0 + jnp.arange(x.size)).reshape(x.shape), q.natural())
+        ahead, behind = (
+            q.with_natural(jax.tree.map(lambda n, d, s=s: n + s * d, q.natural(), q._symmetric(step))) for s in (1, -1)
+        )
+        change = jax.tree.map(jnp.subtract, ahead.expectation(), behind.expectation())
+        expected = sum(jnp.vdot(m, c) for m, c in zip(jax.tree.leaves(message), jax.tree.leaves(change), strict=True))
+        assert_allclose(value(ahead) - value(behind), expected, rtol=1e-6)
+
+
+# Missing entries.
+
+
+def test_a_missing_entry_sends_no_message():
+    model, holes = normal_gamma(), np.where(np.arange(12) % 3 == 0, np.nan, Y)
+    some = blr.fit(blr.vmp(), model, None, {"y": holes}, steps=20)
+    mask = blr.Masked(jnp.nan_to_num(jnp.array(holes)), jnp.array(~np.isnan(holes)))
+    masked = blr.fit(blr.vmp(), model, None, {"y": mask}, steps=20)
+    rest = blr.fit(blr.vmp(), model, None, {"y": Y[np.arange(12) % 3 != 0]}, steps=20)
+    for one, other, third in zip(*map(jax.tree.leaves, (some.q, rest.q, masked.q)), strict=True):
+        assert_allclose(one, other, rtol=1e-12)
+        assert_allclose(one, third, rtol=1e-12)
+    assert_allclose(some.bound, rest.bound, rtol=1e-12)
+
+
+def test_missing_entries_of_a_matrix():
+    """Entry by entry in a factor that has a term for each; a row that is taken whole is there or not."""
+    factor, blocks, _, _ = CASES["bilinear"]
+    model, q = blr.Model(blocks, {"f": factor}), blr.Product(blocks)
+    y = RANDOM.normal(size=(3, 2))
+    whole = factor.value(model.seen(q), {"y": jnp.array(y)})
+    found = model.term("f", model.seen(q), model.taken({"y": jnp.array(y).at[1, 0].set(jnp.nan)}), None)
+    assert_allclose(found, jnp.where(jnp.array([[1, 1], [0, 1], [1, 1]]) == 1, whole, 0.0))
+    joint = blr.Model({"b": JOINT}, {"y": factors.multivariate_normal("y", joint="b"), "p": factors.prior("b", JOINT)})
+    rows = X.copy()
+    rows[1] = np.nan
+    absent = blr.fit(blr.conjugate(), joint, None, {"y": rows}, steps=1)
+    rest = blr.fit(blr.conjugate(), joint, None, {"y": X[[0, 2, 3]]}, steps=1)
+    assert_allclose(absent.bound, rest.bound, rtol=1e-12)
+    rows[0, 0] = np.nan
+    with pytest.raises(ValueError, match="Factor 'y' takes each row of 'y' whole, and some rows are missing in part"):
+        blr.fit(blr.conjugate(), joint, None, {"y": rows}, steps=1)
+    regression = blr.Model({"w": WEIGHTS}, {"y": factors.linear("y", {"w": "x"})})
+    with pytest.raises(ValueError, match="is given 'x', which has entries that are not finite"):
+        blr.fit(blr.conjugate(), regression, None, {"x": np.where(X > 1, np.nan, X), "y": TARGET}, steps=1)
+
+
+# Bounds.
+
+
+def test_contributions_add_up_to_the_bound():
+    model = normal_gamma()
+    result = blr.fit(blr.vmp(), model, None, {"y": Y}, steps=20, check=True)
+    parts = model.contributions(result.q, {"y": Y})
+    assert set(parts["factors"]) == set(model.factors)
+    assert set(parts["blocks"]) == {"mean", "precision"}
+    total = sum(parts["factors"].values()) + sum(parts["blocks"].values())
+    assert_allclose(total, result.bound, rtol=1e-13)
+    assert np.all(np.diff(result.trace["bound"]) >= -1e-12)
+    # Against the evidence itself: the mean's integral in closed form, the precision's by quadrature.
+    from scipy.integrate import quad
+
+    def log_given(t):
+        covariance = np.eye(12) / t + 10.0
+        return st.multivariate_normal(np.zeros(12), covariance).logpdf(Y) + st.gamma(2.0).logpdf(t)
+
+    evidence = np.log(quad(lambda t: np.exp(log_given(t) + 10), 0, 50, limit=200)[0]) - 10
+    assert evidence - 0.1 < result.bound < evidence
+
+
+def test_check_catches_a_wrong_factor():
+    wrong = blr.Factor(
+        lambda mean, t, y: 0.5 * (t[0] - t[1] * (y - mean[0]) ** 2 + 3 * mean[1] * t[1]), "mean", "precision", data="y"
+    )
+    model = normal_gamma()
+    broken = blr.Model(model.blocks, {**model.factors, "y": wrong})
+    with pytest.raises(ValueError, match="The bound fell by"):
+        blr.fit(blr.vmp(rate=1.9), model, None, {"y": Y}, steps=20, check=True)
+    assert blr.fit(blr.vmp(), broken, None, {"y": Y}, steps=5).reason == "left the domain"
+    with pytest.raises(ValueError, match="mini-batches and random points only estimate"):
+        blr.fit(blr.vmp(), model, None, {"y": Y}, steps=2, batch_size=4, key=jax.random.key(0), check=True)
+
+
+# Streams.
+
+
+def test_a_stream_of_pieces_is_the_whole():
+    """The posterior becomes the prior: exact for a conjugate model, whatever the pieces."""
+    prior = blr.NormalGamma(0.0, 1.0, 2.0, 1.0)
+    first = blr.Model({"b": prior}, {"prior": factors.prior("b", prior), "y": factors.normal("y", joint="b")})
+    model, evidence = first, 0.0
+    for piece in (Y[:5], Y[5:6], Y[6:]):
+        result = blr.fit(blr.conjugate(), model, None, {"y": piece}, steps=1)
+        evidence += result.bound
+        model = model.after(result.q)
+    whole = blr.fit(blr.conjugate(), first, None, {"y": Y}, steps=1)
+    for one, other in zip(jax.tree.leaves(result.q), jax.tree.leaves(whole.q), strict=True):
+        assert_allclose(one, other, rtol=1e-12)
+    assert_allclose(evidence, whole.bound, rtol=1e-12)
+
+
+def test_forgetting_weighs_the_past():
+    prior = blr.Gamma(2.0, 1.0)
+    first = blr.Model({"r": prior}, {"prior": factors.prior("r", prior), "y": factors.poisson("y", rate="r")})
+    seen = blr.fit(blr.conjugate(), first, None, {"y": COUNTS}, steps=1)
+    model = first.after(seen.q, forgetting=0.25)
+    result = blr.fit(blr.conjugate(), model, None, {"y": np.array([2.0])}, steps=1)
+    assert_allclose(result.q["r"].shape, 2.0 + 0.75 * COUNTS.sum() + 2.0)
+    assert_allclose(result.q["r"].rate, 1.0 + 0.75 * 4 + 1)
+    third = blr.fit(blr.conjugate(), model.after(result.q, forgetting=0.25), None, {"y": np.array([5.0])}, steps=1)
+    assert_allclose(third.q["r"].shape, 2.0 + 0.75 * (0.75 * COUNTS.sum() + 2.0) + 5.0)
+
+
+# Errors.
+
+
+def test_wrong_models_say_what_is_wrong():
+    good = normal_gamma()
+    prior = factors.prior("mean", blr.DiagonalGaussian(0.0, 1.0))
+    with pytest.raises(
+        ValueError, match=r"Factor 'y' names the block 'scale', and the model has \['mean', 'precision'\]"
+    ):
+        blr.Model(good.blocks, {"y": factors.normal("y", mean="mean", precision="scale")})
+    with pytest.raises(ValueError, match="No factor touches the block 'precision'"):
+        blr.Model(good.blocks, {"prior": prior})
+    with pytest.raises(ValueError, match="A model needs factors"):
+        blr.Model(good.blocks, {})
+    with pytest.raises(ValueError, match="blocks are exponential families"):
+        blr.Model({"mean": 3.0}, {"prior": prior})
+    with pytest.raises(ValueError, match="is both"):
+        blr.Model(good.blocks, good.factors, local={"mean": blr.DiagonalGaussian(0.0)})
+    with pytest.raises(ValueError, match="'y' is a function"):
+        blr.Model(good.blocks, {**good.factors, "y": lambda mu: mu})
+    with pytest.raises(ValueError, match="names the blocks that it touches"):
+        blr.Factor(lambda mu: mu)
+    with pytest.raises(ValueError, match="points= names"):
+        blr.Factor(lambda w: w, "w", points={"v": blr.Delta()})
+    with pytest.raises(ValueError, match="the prior is a Gamma and the block a DiagonalGaussian"):
+        blr.fit(
+            blr.vmp(),
+            blr.Model({"mean": good.blocks["mean"]}, {"p": factors.prior("mean", blr.Gamma(1.0, 1.0))}),
+            None,
+            steps=1,
+        )
+
+
+def test_data_that_do_not_fit_say_so():
+    model = normal_gamma()
+    shaped = blr.Model({"mean": blr.DiagonalGaussian(jnp.zeros(5))}, {"y": factors.normal("y", mean="mean")})
+    with pytest.raises(ValueError, match=r"Factor 'y' on blocks .*'mean'.* with data .*broadcast"):
+        blr.fit(blr.vmp(), shaped, None, {"y": Y}, steps=1)
+    with pytest.raises(ValueError, match="there is no 'y'"):
+        blr.fit(blr.vmp(), model, None, {"x": Y}, steps=1)
+    with pytest.raises(ValueError, match="arrays by name"):
+        blr.fit(blr.vmp(), model, None, Y, steps=1)
+    regression = blr.Model({"w": WEIGHTS}, {"y": factors.linear("y", {"w": "x"})})
+    with pytest.raises(ValueError, match="the same number of rows"):
+        blr.fit(blr.vmp(), regression, None, {"x": X, "y": Y}, steps=1)
+    with pytest.raises(ValueError, match="The start names"):
+        blr.fit(blr.vmp(), model, {"scale": blr.Gamma(1.0, 1.0)}, {"y": Y}, steps=1)
+    with pytest.raises(ValueError, match=r"The sweep goes over \['mean'\], and the model's blocks are"):
+        blr.fit(blr.vmp(order=["mean"]), model, None, {"y": Y}, steps=1)
+    with pytest.raises(ValueError, match="There is no block 'scale' to read at its peak"):
+        blr.fit(blr.em("scale"), model, None, {"y": Y}, steps=1)
+    drawn = blr.Factor(lambda w: -jnp.sum(w**4), "w", points=blr.MonteCarlo(2))
+    with pytest.raises(ValueError, match="This fit is random"):
+        blr.fit(blr.cvi(0.5), blr.Model({"w": WEIGHTS}, {"f": drawn}), None, steps=1)
+
+
+def test_a_factor_that_is_not_finite_is_named():
+    sick = blr.Factor(lambda mu, y: jnp.log(y) * mu[0], "mean", data="y")
+    model = blr.Model({"mean": MEAN}, {"prior": factors.prior("mean", MEAN), "sick": sick})
+    with pytest.raises(ValueError, match=r"factor 'sick' on the blocks \['mean'\] has the value -inf"):
+        blr.fit(blr.vmp(), model, None, {"y": np.array([0.0, 1.0])}, steps=3)
+    steep = blr.Factor(lambda mu, y: jnp.sqrt(mu[0] - 0.5) * y, "mean", data="y")
+    model = blr.Model({"mean": MEAN}, {"prior": factors.prior("mean", MEAN), "steep": steep})
+    with pytest.raises(ValueError, match="the message of factor 'steep' to the block 'mean' is not finite"):
+        blr.fit(blr.vmp(), model, None, {"y": np.array([1.0])}, steps=3)
+
+
+def test_a_model_prints_its_log_joint():
+    said = str(blr.Model({"w": WEIGHTS, "t": NOISE}, {"p": factors.prior("w", WEIGHTS), "y": CASES["linear"][0]}))
+    assert "w  Gaussian[2]" in said
+    assert "y  E log linear(x·w, t; y)  in closed form" in said
