@@ -154,6 +154,11 @@ def test_newton_s_m_step_where_nothing_is_conjugate():
     assert_allclose(result.q["w"].mean, theirs.coef_[0], rtol=1e-6)
     slopes = 1 / (1 + np.exp(-x @ theirs.coef_[0]))
     assert_allclose(result.bound, np.sum(np.log(np.where(y == 1, slopes, 1 - slopes))), rtol=1e-10)
+    guarded = blr.em(m_steps=10).replace(guard=blr.Backtracking(monotone=True))
+    far = {"w": blr.Gaussian(jnp.array([40.0, 40.0]), jnp.eye(2))}
+    back = blr.fit(guarded, model, far, {"x": x, "y": y}, steps=20, tolerance=1e-12)
+    assert back.reason == "converged"
+    assert_allclose(back.q["w"].mean, theirs.coef_[0], rtol=1e-6)
     through = blr.Model({"w": weights}, {"y": factors.bernoulli_logit("y", {"w": "x"}, points=blr.Delta())})
     again = blr.fit(blr.em(m_steps=10), through, None, {"x": x, "y": y}, steps=3)
     assert_allclose(again.q["w"].mean, result.q["w"].mean, rtol=1e-10)

@@ -201,7 +201,8 @@ def enumerated(q):
 def test_score_with_enumeration_is_exact(family):
     """∇_μ E_q ℓ by differentiating the sum over every θ through μ ↦ q."""
     q = DISCRETE[family]
-    value, slope = jax.value_and_grad(lambda m: enumerated(q.with_expectation(m)))(q.expectation())
+    summed = jax.jit(lambda q: jax.value_and_grad(lambda m: enumerated(q.with_expectation(m)))(q.expectation()))
+    value, slope = summed(q)
     found = measured(blr.Score(), blr.Enumeration(), q, blr.objective.as_objective(discrete_loss))
     close(found, (value, slope, None), 1e-13)
 
@@ -316,8 +317,13 @@ def test_outputs_that_do_not_vary():
 # What each curvature is, by hand.
 
 
-def gradients(theta, data=DATA):
+@jax.jit
+def _gradients(theta, data):
     return jax.vmap(lambda x, y: jax.grad(by_example)(theta, (x, y)))(*data)
+
+
+def gradients(theta, data=DATA):
+    return np.asarray(_gradients(theta, data))
 
 
 def test_gauss_newton_scaling():
@@ -357,9 +363,9 @@ def test_fisher_in_place_of_the_losss_hessian():
 
 def test_absolute_diagonal():
     """Σᵢ |∇²_jj ℓᵢ| over examples (eq:dhess_update); |∇²_jj f| of a plain function."""
-    diagonals = jax.vmap(lambda x, y: jnp.diag(jax.hessian(by_example)(MEAN, (x, y))))(*DATA)
+    diagonals = np.asarray(jax.jit(jax.vmap(lambda x, y: jnp.diag(jax.hessian(by_example)(MEAN, (x, y)))))(*DATA))
     found = measured(blr.HessianDiagonal(absolute=True), blr.Delta(), DIAGONAL, EXAMPLES)
-    close(found[2], SIZE / 5 * jnp.abs(diagonals).sum(0), 1e-13)
+    close(found[2], SIZE / 5 * np.abs(diagonals).sum(0), 1e-13)
     concave = blr.objective.as_objective(lambda t: -jnp.sum(t**4))
     found = measured(blr.HessianDiagonal(absolute=True), blr.Delta(), DIAGONAL, concave)
     close(found[2], 12 * MEAN**2, 1e-13)
@@ -406,5 +412,6 @@ def test_stein_with_outputs_that_depend_on_each_other():
     found = {}
     for curvature in (blr.Stein(), blr.Hessian()):
         rule = blr.newton().replace(points=blr.Quadrature(5), curvature=curvature)
-        found[type(curvature)] = rule.measure(objective, q, (x, jnp.ones((6, 2))), None, None)
+        measure = jax.jit(lambda q, data, rule=rule: rule.measure(objective, q, data, None, None))
+        found[type(curvature)] = measure(q, (x, jnp.ones((6, 2))))
     np.testing.assert_allclose(found[blr.Stein].curvature, found[blr.Hessian].curvature, rtol=1e-6)

@@ -48,15 +48,17 @@ RULES = {
 def test_the_bound_is_highest_where_it_stopped(name):
     x, y = load_breast_cancer(return_X_y=True)
     x, y = (x - x.mean(0)) / x.std(0), y.astype(float)
+    x[7] = 0.0  # a row of zeros has no spread, and does no harm
 
     def build(prior):
         return blr.Objective(logistic, output=product, linear=True, size=len(y), regularizer=prior)
 
     found = blr.empirical_bayes(RULES[name], build, 1.0, jnp.zeros(30), (x, y), tolerance=1e-9)
     assert found.converged
+    assert np.isfinite(found.hyper)
     bound = {}
     for factor in (0.9, 1.0, 1.1):
-        at = blr.fit(RULES[name], build(factor * found.hyper), found.result.q, (x, y), steps=60, tolerance=1e-10)
+        at = blr.fit(RULES[name], build(factor * found.hyper), found.result.q, (x, y), steps=50, tolerance=1e-10)
         bound[factor] = at.bound
     assert bound[0.9] < bound[1.0] > bound[1.1]
     # The top of the parabola through the three lies within 1 % of where the search stopped.
@@ -70,18 +72,3 @@ def test_numbers_must_be_positive_and_random_points_need_a_key():
         blr.empirical_bayes(blr.laplace(), lambda h: lambda x: h * jnp.sum(x**2), 0.0, jnp.zeros(1))
     with pytest.raises(ValueError, match=r"key=jax\.random\.key"):
         blr.empirical_bayes(blr.von(), lambda h: lambda x: h * jnp.sum(x**2), 1.0, jnp.zeros(1))
-
-
-def test_a_row_of_zeros_has_no_spread_and_does_no_harm():
-    rng = np.random.default_rng(0)
-    x = rng.normal(size=(40, 2))
-    x[7] = 0.0
-    y = (x[:, 0] > 0).astype(float)
-
-    def build(prior):
-        return blr.Objective(logistic, output=product, linear=True, size=40, regularizer=prior)
-
-    rule = blr.newton(0.8).replace(points=blr.Quadrature(9), curvature=blr.Stein())
-    found = blr.empirical_bayes(rule, build, 1.0, jnp.zeros(2), (x, y))
-    assert found.converged
-    assert np.isfinite(found.hyper)

@@ -35,6 +35,9 @@ def cosh(x):
     return jnp.sum(jnp.cosh(x - 1.0)) + 0.5 * x @ x
 
 
+derivatives = jax.jit(lambda x: (jax.grad(cosh)(x), jax.hessian(cosh)(x)))
+
+
 def same(first, second):
     assert jax.tree.structure(first) == jax.tree.structure(second)
     for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True):
@@ -51,8 +54,9 @@ def test_a_posterior_for_any_smooth_loss(tmp_path):
     """API.md, section 1, as it stands; the mode and Hessian by hand, and a better bound by quadrature."""
     f = cosh
     result = blr.fit(blr.newton(), f, blr.Gaussian(jnp.zeros(3), jnp.eye(3)), steps=50, tolerance=1e-10)
-    np.testing.assert_allclose(jax.grad(f)(result.q.mean), 0.0, atol=1e-8)
-    np.testing.assert_allclose(result.q.precision, jax.hessian(f)(result.q.mean), rtol=1e-5, atol=1e-12)
+    slope, hessian = derivatives(result.q.mean)
+    np.testing.assert_allclose(slope, 0.0, atol=1e-8)
+    np.testing.assert_allclose(result.q.precision, hessian, rtol=1e-5, atol=1e-12)
     assert result.reason == "converged"
     result.save(tmp_path / "result")
     loaded = blr.load(tmp_path / "result")
@@ -61,7 +65,8 @@ def test_a_posterior_for_any_smooth_loss(tmp_path):
     assert np.all(np.diff(result.trace["objective"]) <= 1e-12)
     better = blr.fit(blr.newton(rate=0.5).replace(points=blr.Quadrature(5)), f, result.q, steps=200)
     assert better.reason == "steps"
-    assert better.bound > blr.newton().replace(points=blr.Quadrature(5)).bound(f, result.q)
+    looking = blr.newton().replace(points=blr.Quadrature(5))
+    assert better.bound > jax.jit(lambda q: looking.bound(f, q))(result.q)
     assert "converged" in repr(result)
 
 
@@ -79,10 +84,11 @@ def test_training_by_steps():
     objective = blr.Objective(loss, output=apply, size=len(X), prior=blr.DiagonalGaussian(zeros, ones))
     rule = blr.Rule(blr.DiagonalGaussian, blr.MonteCarlo(2), blr.GaussNewton(), blr.Steps(1e-2), blr.Retraction())
     state = rule.init(params, objective)
-    step = jax.jit(lambda state, batch, key: rule.step(objective, state, batch, key))
-    first = None
-    for key in jax.random.split(jax.random.key(0), 300):
-        state, info = step(state, (X[:5], Y[:5]), key)
+    keys = lambda count: jax.random.fold_in(jax.random.key(0), count)
+    step = jax.jit(lambda state, batch, count: rule.step(objective, state, batch, keys(count)))
+    first, batch = None, (X[:5], Y[:5])
+    for count in range(300):
+        state, info = step(state, batch, count)
         first = info.objective if first is None else first
     assert jax.tree.structure(state.q.mean) == jax.tree.structure(params)
     assert info.objective < 0.5 * first
@@ -91,8 +97,12 @@ def test_training_by_steps():
 # Mini-batches. The gradient of this loss is a one-hot vector, so θ records which rows were seen.
 
 
+def entry(theta, row):
+    return theta[row]
+
+
 def recording(rows):
-    return blr.Objective(lambda theta, row: theta[row], size=rows)
+    return blr.Objective(entry, size=rows)
 
 
 @pytest.mark.parametrize(("rows", "batch_size"), [(10, 4), (6, 3)])
@@ -123,9 +133,9 @@ def test_an_epoch_sees_every_row_once(rows, batch_size):
 def test_one_call_takes_the_same_batches_as_many():
     """The batches depend on the key and the step count only, not on how the steps are cut into calls."""
     rule, data, key = blr.gradient_descent(1.0), jnp.arange(10), jax.random.key(1)
-    whole = blr.fit(rule, recording(10), jnp.zeros(10), data, steps=7, batch_size=4, key=key)
+    whole = blr.fit(rule, recording(10), jnp.zeros(10), data, steps=8, batch_size=4, key=key)
     part = blr.fit(rule, recording(10), jnp.zeros(10), data, steps=4, batch_size=4, key=key)
-    rest = blr.fit(rule, recording(10), part, data, steps=3, batch_size=4)
+    rest = blr.fit(rule, recording(10), part, data, steps=4, batch_size=4)
     same(whole.state, rest.state)
     np.testing.assert_array_equal(whole.trace["objective"][4:], rest.trace["objective"])
 
@@ -162,18 +172,17 @@ def test_tolerance_is_the_decrement():
     decrements = result.trace["decrement"]
     assert decrements[-1] <= 1e-6 < decrements[-2]
     assert result.steps == len(decrements) < 50
-    q = blr.Gaussian(jnp.zeros(3), jnp.eye(3))
-    slope, hessian = jax.grad(cosh)(q.mean), jax.hessian(cosh)(q.mean)
-    np.testing.assert_allclose(decrements[0], 0.5 * slope @ slope + 0.25 * jnp.sum((hessian - jnp.eye(3)) ** 2))
+    slope, hessian = map(np.asarray, derivatives(jnp.zeros(3)))  # from N(0, I)
+    np.testing.assert_allclose(decrements[0], 0.5 * slope @ slope + 0.25 * np.sum((hessian - np.eye(3)) ** 2))
 
 
 def test_reasons_and_traces():
     assert blr.fit(blr.newton(), cosh, jnp.zeros(3), steps=2).reason == "steps"
     result = blr.fit(blr.newton(), cosh, jnp.zeros(3), steps=0)
     assert (result.reason, result.steps, result.trace["objective"].shape) == ("steps", 0, (0,))
-    result = blr.fit(blr.gradient_descent(0.01), cosh, jnp.zeros(3), steps=70)
+    result = blr.fit(blr.gradient_descent(0.01), cosh, jnp.zeros(3), steps=1000)
     assert {name: len(values) for name, values in result.trace.items()} == dict.fromkeys(
-        ("objective", "rate", "fraction", "bound", "decrement", "guard"), 70
+        ("objective", "rate", "fraction", "bound", "decrement", "guard"), 1000
     )
 
 
@@ -233,10 +242,10 @@ def test_resuming_is_not_having_stopped(name, tmp_path):
     """Saved in the middle of an epoch, loaded and run on: bit for bit the uncut run."""
     rule, objective, start = RESUMED[name], regression(regularizer=1.0), jnp.zeros(2)
     arguments = {"data": (X, Y), "batch_size": 4}
-    whole = blr.fit(rule, objective, start, steps=11, key=jax.random.key(3), **arguments)
-    cut = blr.fit(rule, objective, start, steps=5, key=jax.random.key(3), **arguments)  # 3 steps an epoch
+    whole = blr.fit(rule, objective, start, steps=20, key=jax.random.key(3), **arguments)
+    cut = blr.fit(rule, objective, start, steps=10, key=jax.random.key(3), **arguments)  # 3 steps an epoch
     cut.save(tmp_path / "cut")
-    rest = blr.fit(rule, objective, blr.load(tmp_path / "cut"), steps=6, **arguments)
+    rest = blr.fit(rule, objective, blr.load(tmp_path / "cut"), steps=10, **arguments)
     same(whole.state, rest.state)
     for trace, values in whole.trace.items():
         np.testing.assert_array_equal(values, np.concatenate([cut.trace[trace], rest.trace[trace]]))
@@ -294,8 +303,8 @@ def test_ctrl_c_for_real():
 
 
 def test_progress_without_a_terminal(capsys):
-    result = blr.fit(blr.newton(), cosh, jnp.zeros(3), steps=3, progress=True)
-    assert "3/3" in capsys.readouterr().out
+    result = blr.fit(blr.newton(), cosh, jnp.zeros(3), steps=2, progress=True)
+    assert "2/2" in capsys.readouterr().out
     assert result.reason == "steps"
 
 
@@ -303,7 +312,8 @@ def test_checkpoints(tmp_path):
     """The file is there when the fit ends, loads, and goes on to the same end; nothing else is left behind."""
     path = tmp_path / "checkpoint"
     arguments = {"data": (X, Y), "batch_size": 4, "key": jax.random.key(3)}
-    result = blr.fit(blr.von(0.05, samples=2), regression(), jnp.zeros(2), steps=20, checkpoint=path, **arguments)
+    rule, objective = blr.von(0.05, samples=2), regression(regularizer=1.0)
+    result = blr.fit(rule, objective, jnp.zeros(2), steps=20, checkpoint=path, **arguments)
     saved = blr.load(path)
     same(saved.state, result.state)
     assert (saved.reason, saved.steps) == ("steps", 20)
@@ -522,6 +532,6 @@ def test_the_bound_sees_the_aux_of_the_end():
     objective = blr.Objective.from_batch(loss, size=3, aux=jnp.zeros(()), regularizer=1.0)
     result = blr.fit(blr.laplace(), objective, jnp.zeros(()), jnp.ones(3), steps=4, key=jax.random.key(0))
     assert float(result.state.aux) == 4
-    again = blr.laplace().bound(objective, result.q, jnp.ones(3), jax.random.key(0), aux=result.state.aux)
-    np.testing.assert_allclose(result.bound, again, rtol=1e-12)
-    assert abs(result.bound - blr.laplace().bound(objective, result.q, jnp.ones(3), jax.random.key(0))) > 1
+    bound = jax.jit(lambda q, aux: blr.laplace().bound(objective, q, jnp.ones(3), jax.random.key(0), aux=aux))
+    np.testing.assert_allclose(result.bound, bound(result.q, result.state.aux), rtol=1e-12)
+    assert abs(result.bound - bound(result.q, None)) > 1

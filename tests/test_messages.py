@@ -121,6 +121,17 @@ def test_sites_make_mini_batches_exact():
     assert_allclose(passes.q["w"].precision, best.q["w"].precision, atol=1e-8)
 
 
+def test_sites_of_rows_that_are_missing():
+    """One by one, a missing row has nothing to stand in for it from the others: its site is 0 all the same."""
+    prior = blr.DiagonalGaussian(0.0, 1.0)
+    terms = {"p": factors.prior("m", prior), "y": factors.normal("y", mean="m", precision=2.0)}
+    model = blr.Model({"m": prior}, terms, size=4)
+    data = {"y": np.array([1.0, np.nan, np.nan, 2.0])}
+    for more in ({}, {"batch_size": 2, "key": jax.random.key(0)}):
+        result = blr.fit(blr.cvi(1.0, sites=True), model, None, data, steps=8, **more)
+        assert_allclose([result.q["m"].mean, result.q["m"].precision], [6 / 5, 5], rtol=1e-10)
+
+
 def test_monte_carlo_messages_are_right_on_average():
     """Draws of the message against quadrature, with their standard error; a factor of values needs no outputs."""
     data = responses("logit")

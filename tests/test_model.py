@@ -305,6 +305,94 @@ def test_forgetting_weighs_the_past():
     assert_allclose(third.q["r"].shape, 2.0 + 0.75 * (0.75 * COUNTS.sum() + 2.0) + 5.0)
 
 
+# Points on blocks of values.
+
+
+def value_of(factor, **blocks):
+    model = blr.Model(blocks, {"f": factor})
+    return model.terms(model.seen(blr.Product(blocks)), None)["f"]
+
+
+def test_points_do_not_couple_plates_by_mistake():
+    """A grid looks at every plate by itself: a factor in which plates meet is refused, not answered wrongly."""
+    pair = blr.Gaussian(jnp.zeros((2, 1)), jnp.ones((2, 1, 1)))
+    meet = lambda u: (u[0, 0] - u[1, 0]) ** 2
+    for points in (blr.Quadrature(5), blr.Delta()):
+        with pytest.raises(ValueError, match=r"Factor 'f' .*where plates meet, use MonteCarlo"):
+            value_of(blr.Factor(meet, "u", points=points), u=pair)
+    assert_allclose(
+        value_of(blr.Factor(meet, "u", points=blr.Quadrature(5)), u=blr.Gaussian(jnp.zeros((2, 1)), 1.0)), 2
+    )
+    each = lambda u: u[:, 0] ** 4
+    assert_allclose(value_of(blr.Factor(each, "u", points=blr.Quadrature(5)), u=pair), 6)
+    curved = lambda u: 1 + u[:, 0] ** 2  # to second order, ½·2·1 for each plate
+    assert_allclose(value_of(blr.Factor(curved, "u", points=blr.Delta()), u=pair), 4)
+
+
+def test_a_sure_choice_still_hears_its_messages():
+    """E_q f is linear in the probabilities, so the message is right where they are 0 and 1 to machine precision."""
+    f = blr.Factor(lambda z: jnp.array([1.0, 3.0])[z], "z", points=blr.Enumeration())
+    for logit in (0.0, 20.0, 800.0):
+        q = blr.Product({"z": blr.Categorical(jnp.array([logit, 0.0]))})
+        model = blr.Model(q.blocks, {"f": f})
+        message = jax.grad(lambda s, m=model, q=q: m.terms(m.seen(q, {"z": s}), None)["f"])(jnp.zeros(1))
+        assert_allclose(message, -2.0)
+    spin = blr.Factor(lambda s: s[0] * s[1], "s", points=blr.Enumeration())
+    assert_allclose(value_of(spin, s=blr.Bernoulli(jnp.array([0.5, -1.0]))), np.tanh(0.5) * np.tanh(-1.0))
+
+
+def test_a_latent_number_for_each_row_by_quadrature():
+    """Poisson counts of e^x with x ~ N(0, 1) for each row: the closed form's optimum, missing rows at the prior."""
+    prior = blr.DiagonalGaussian(0.0, 1.0)
+    log_p = lambda x, y: y * x - jnp.exp(x) - jax.scipy.special.gammaln(y + 1)
+    by_grid = blr.Factor(log_p, "x", data="y", points=blr.Quadrature(30))
+    closed = factors.poisson_exp("y", {"x": None})
+    y = np.array([0.0, 3.0, np.nan, 7.0])
+    ends = [
+        blr.fit(
+            blr.cvi(0.6),
+            blr.Model({}, {"p": factors.prior("x", prior), "y": f}, local={"x": prior}),
+            None,
+            {"y": y},
+            steps=60,
+        )
+        for f in (by_grid, closed)
+    ]
+    assert_allclose(ends[0].q["x"].mean, ends[1].q["x"].mean, atol=1e-8)
+    assert_allclose(ends[0].bound, ends[1].bound, atol=1e-8)
+    assert_allclose([ends[0].q["x"].mean[2], ends[0].q["x"].precision[2]], [0, 1], atol=1e-9)
+
+
+def test_outputs_of_one_gaussian_over_several():
+    """Two outputs of one full Gaussian: the evidence of two regressions side by side; and weights of each row's own."""
+    y = RANDOM.normal(size=(4, 2))
+    both = blr.Gaussian(jnp.zeros((2, 2)), 1.0)
+    terms = {"p": factors.prior("w", both), "y": factors.linear("y", {"w": "x"}, precision=2.0)}
+    result = blr.fit(blr.conjugate(), blr.Model({"w": both}, terms), None, {"x": X, "y": y}, steps=1)
+    exact = sum(st.multivariate_normal(np.zeros(4), np.eye(4) / 2 + X @ X.T).logpdf(y[:, k]) for k in range(2))
+    assert_allclose(result.bound, exact, rtol=1e-10)
+    assert result.loo().log_density.shape == (4,)
+    own = blr.Gaussian(jnp.zeros(2), 1.0)
+    rowed = {"p": factors.prior("w", own), "y": factors.linear("y", {"w": "x"}, precision=2.0)}
+    result = blr.fit(blr.conjugate(), blr.Model({}, rowed, local={"w": own}), None, {"x": X, "y": TARGET}, steps=1)
+    assert_allclose(result.bound, st.norm(0, np.sqrt(0.5 + (X**2).sum(1))).logpdf(TARGET).sum(), rtol=1e-10)
+
+
+def test_filling_of_ragged_rows_is_missing():
+    prior = blr.DiagonalGaussian(0.0, 1.0)
+    values = np.where(np.arange(4) < np.array([[1], [2], [4]]), 1.0, 100.0)
+    model = blr.Model(
+        {},
+        {
+            "p": factors.prior("m", prior),
+            "y": blr.Factor(lambda mu, y: y * mu[0][:, None] - 0.5 * mu[1][:, None], "m", data="y"),
+        },
+        local={"m": prior},
+    )
+    result = blr.fit(blr.vmp(), model, None, {"y": blr.Ragged(values, np.array([1, 2, 4]))}, steps=1)
+    assert_allclose(result.q["m"].mean, [1 / 2, 2 / 3, 4 / 5])
+
+
 # Errors.
 
 
@@ -359,6 +447,44 @@ def test_data_that_do_not_fit_say_so():
     drawn = blr.Factor(lambda w: -jnp.sum(w**4), "w", points=blr.MonteCarlo(2))
     with pytest.raises(ValueError, match="This fit is random"):
         blr.fit(blr.cvi(0.5), blr.Model({"w": WEIGHTS}, {"f": drawn}), None, steps=1)
+
+
+def test_labels_that_are_none_of_the_classes():
+    p = blr.Dirichlet(jnp.ones(3))
+    model = blr.Model({"p": p}, {"prior": factors.prior("p", p), "y": factors.category("y", probabilities="p")})
+    with pytest.raises(ValueError, match="factor 'y' on the blocks"):
+        blr.fit(blr.conjugate(), model, None, {"y": np.array([1, 2, 3])}, steps=1)
+
+
+def test_values_of_a_block_at_its_peak_are_refused():
+    values = blr.Factor(lambda t, y: jnp.log(t) - t * y, "t", data="y", points=blr.Delta())
+    model = blr.Model({"t": blr.Gamma(2.0, 1.0)}, {"y": values})
+    with pytest.raises(ValueError, match="a Gamma that is read at its peak has no message from values"):
+        blr.fit(blr.em(), model, None, {"y": Y}, steps=1)
+    flat = blr.Dirichlet(jnp.ones(3))
+    with pytest.raises(ValueError, match="The block 'p' has no peak where it starts"):
+        blr.fit(
+            blr.em(),
+            blr.Model({"p": flat}, {"y": factors.category("y", probabilities="p")}),
+            None,
+            {"y": np.array([0])},
+            steps=1,
+        )
+
+
+def test_more_wrong_ways_in():
+    model = normal_gamma()
+    for start, data, more, match in (
+        (jnp.zeros(3), {"y": Y}, {}, "A model starts from its blocks"),
+        (None, {"y": [1.0, 2.0]}, {}, "arrays by name"),
+        (None, {"y": Y}, {"microbatches": 2}, "leave microbatches= out"),
+    ):
+        with pytest.raises(ValueError, match=match):
+            blr.fit(blr.vmp(), model, start, data, steps=1, **more)
+    with pytest.raises(ValueError, match="mean and covariance of a Gaussian block, and got a Gamma"):
+        blr.fit(blr.vmp(), blr.Model({"m": NOISE}, {"y": factors.normal("y", mean="m")}), None, {"y": Y}, steps=1)
+    with pytest.raises(ValueError, match="order= lists blocks"):
+        blr.vmp(order="backwards")
 
 
 def test_a_factor_that_is_not_finite_is_named():

@@ -14,12 +14,22 @@ import pytest
 from jax import lax
 from scipy import stats
 from scipy.special import erfinv, factorial2, ndtri
+from threadpoolctl import threadpool_limits
 
 from bayesrule import noise
 from bayesrule.noise import normal, normals
 
 F32 = jnp.float32
+# Where the time goes into running: as users compile, though the other tests are compiled lightly.
+optimized = partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})
 KEY = jax.random.key(20)
+
+
+@pytest.fixture(autouse=True)
+def one_blas_thread():
+    """Several wait for each other, busily, where the cores are few."""
+    with threadpool_limits(1, user_api="blas"):
+        yield
 
 
 def correlations(streams):
@@ -90,7 +100,7 @@ def test_tails(dtype):
     chunk, chunks = (4_000_000, 30) if dtype == jnp.float32 else (1_000_000, 4)
     limits = np.array([1, 2, 3, 4, 4.5, 5])
 
-    @jax.jit
+    @optimized
     def counts(key):
         def some(i):
             x = normal(jax.random.clone(key), (chunk,), dtype, offset=i * np.uint32(chunk))
@@ -146,7 +156,7 @@ def test_neighbours_in_a_stream_are_independent(dtype):
 # ---- The hash's bits ----
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(optimized, static_argnums=0)
 def _flips(function, count, start, turn):
     base = function(count, start, turn)
 

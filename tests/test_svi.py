@@ -87,6 +87,33 @@ def test_mini_batches_come_close_to_the_optimum():
     assert best.bound - 0.5 < settled.bound <= best.bound + 1e-9
 
 
+@pytest.mark.parametrize(
+    "order", [None, "parallel", ["z", ("weights", "components")], [("z", "weights"), "components"]]
+)
+def test_batches_and_weights_are_scaled_whatever_the_order(order):
+    """After one whole step the weights' concentrations add up to the prior's and all rows', however they came."""
+    model, rule = mixture(), blr.vmp(order=order)
+    half = blr.fit(rule, model, None, {"y": ROWS}, steps=1, batch_size=40, key=jax.random.key(0))
+    assert_allclose(jnp.sum(half.q["weights"].concentration), 156, rtol=1e-10)
+    twice = blr.fit(rule, model, None, blr.Weighted({"y": jnp.array(ROWS)}, jnp.full(150, 2.0)), steps=1)
+    assert_allclose(jnp.sum(twice.q["weights"].concentration), 306, rtol=1e-10)
+
+
+def test_loops_of_one_s_own():
+    model, rule = mixture(size=150), blr.svi(1.0)
+    step = jax.jit(rule.step)
+    batch, index = {"y": jnp.array(ROWS[:30])}, jnp.arange(30)
+    state, _ = step(model, rule.init(None, model), blr.Rows(batch, index))
+    assert_allclose(jnp.sum(state.q["weights"].concentration), 156, rtol=1e-10)
+    assert_allclose(state.q["z"].logits[30:], 0)
+    with pytest.raises(ValueError, match=r"Local blocks have 150 rows and the batch 30: say which they are"):
+        rule.step(model, rule.init(None, model), batch)
+    shared = blr.Model({"m": blr.DiagonalGaussian(0.0)}, {"y": factors.normal("y", mean="m")}, size=100)
+    cvi = blr.cvi(1.0)
+    state, _ = cvi.step(shared, cvi.init(None, shared), {"y": jnp.ones(10)})
+    assert_allclose(state.q["m"].precision, 100)
+
+
 # Topics.
 
 DOCUMENTS, VOCABULARY, TOPICS = 40, 30, 3

@@ -86,19 +86,17 @@ def test_samples_in_turn(name, antithetic):
     """`scan` averages what each turn's samples see, one turn after another."""
     rule = RULES[name].replace(points=blr.MonteCarlo(6, antithetic=antithetic, scan=True))
     q, key = rule.init(PARAMS, OBJECTIVE).q, jax.random.key(3)
-    found = rule.measure(OBJECTIVE, q, DATA, None, key)
-    single = blr.MonteCarlo(2 if antithetic else 1, antithetic=antithetic)
-    turns = [
-        rule.replace(points=single).measure(OBJECTIVE, q, DATA, None, k)
-        for k in jax.random.split(jax.random.clone(key), 3 if antithetic else 6)
-    ]
+    measured = lambda rule: jax.jit(lambda key: rule.measure(OBJECTIVE, q, DATA, None, key))
+    found = measured(rule)(key)
+    single = measured(rule.replace(points=blr.MonteCarlo(2 if antithetic else 1, antithetic=antithetic)))
+    turns = [single(k) for k in jax.random.split(jax.random.clone(key), 3 if antithetic else 6)]
     assert float(found.value) == pytest.approx(np.mean([t.value for t in turns]), rel=1e-12)
     mean = jax.tree.map(lambda *x: sum(x) / len(x), *[t.gradient for t in turns])
     close(found.gradient, mean, 1e-10)
     if name == "vogn":
         close(found.curvature, jax.tree.map(lambda *x: sum(x) / len(x), *[t.curvature for t in turns]), 1e-10)
     else:
-        square = lambda rows: rows.T @ rows
+        square = lambda rows: np.asarray(rows).T @ np.asarray(rows)
         expected = sum(square(t.curvature.rows) for t in turns) / len(turns)
         np.testing.assert_allclose(square(found.curvature.rows), expected, rtol=1e-9, atol=1e-9)
 
@@ -143,9 +141,9 @@ def test_mixed_and_half_precision_parameters():
     """Mixed dtypes are fine, and half-precision parameters are kept in float32, where small updates are not lost."""
     mixed = PARAMS | {"w": PARAMS["w"].astype(jnp.bfloat16), "b": PARAMS["b"].astype(jnp.float32)}
     for name in ("adam", "vogn", "ivon"):
-        state = RULES[name].init(mixed, OBJECTIVE)
+        state, step = RULES[name].init(mixed, OBJECTIVE), jax.jit(RULES[name].step)
         for _ in range(2):
-            state, info = RULES[name].step(OBJECTIVE, state, DATA, jax.random.key(0))
+            state, info = step(OBJECTIVE, state, DATA, jax.random.key(0))
         assert state.q.mean["w"].dtype == jnp.float32
         assert state.q.mean["b"].dtype == jnp.float32
         assert state.q.mean["v"].dtype == jnp.float64
@@ -158,9 +156,9 @@ def test_rates_and_temperature_follow_schedules():
     rule = blr.vogn(optax.exponential_decay(0.1, 5, 0.5), temperature=warm, decay=0.5)
     state = rule.init(PARAMS, OBJECTIVE)
     np.testing.assert_allclose(state.q.precision["b"], (96 * 1.0 + 0.5) / 0.1, rtol=1e-6)
-    rates = []
+    rates, step = [], jax.jit(rule.step)
     for i in range(3):
-        state, info = rule.step(OBJECTIVE, state, DATA, jax.random.key(i))
+        state, info = step(OBJECTIVE, state, DATA, jax.random.key(i))
         rates.append(float(info.rate))
     np.testing.assert_allclose(rates, 0.1 * 0.5 ** (np.arange(3) / 5), rtol=1e-6)
 
@@ -170,7 +168,7 @@ def test_a_warm_start_from_ogn():
     first = blr.fit(blr.ogn(0.1), OBJECTIVE, PARAMS, DATA, steps=20, batch_size=16, key=jax.random.key(0))
     second = blr.fit(blr.vogn(0.1), OBJECTIVE, first, DATA, steps=20, batch_size=16)
     assert second.steps == 40
-    state, _ = blr.vogn(0.1).step(OBJECTIVE, first.state, DATA, jax.random.key(1))
+    state, _ = jax.jit(blr.vogn(0.1).step)(OBJECTIVE, first.state, DATA, jax.random.key(1))
     assert int(state.count) == 21
 
 
@@ -254,12 +252,13 @@ def test_a_bad_loss_or_gradient_never_enters_the_state(name):
         rule = rule.replace(points=blr.MonteCarlo(1), curvature=blr.SquaredGradient())
     start = jnp.zeros(2)
     state = rule.init(start, objective)
+    step = jax.jit(rule.step)
     batch = jnp.ones((4, 2)).at[:, 0].set(jnp.inf)  # an infinite loss
-    after, info = rule.step(objective, state, batch, jax.random.key(0))
+    after, info = step(objective, state, batch, jax.random.key(0))
     assert not bool(info.finite)
     close(dataclasses.replace(after, count=state.count), state)
     if name != "ivon":
-        after, info = rule.step(objective, state, jnp.ones((4, 2)), jax.random.key(0))  # a NaN in one entry's slope
+        after, info = step(objective, state, jnp.ones((4, 2)), jax.random.key(0))  # a NaN in one entry's slope
         assert not bool(info.finite)
         assert np.all(np.isfinite(after.q.mean))
         assert float(after.q.mean[1]) > 0
@@ -268,23 +267,22 @@ def test_a_bad_loss_or_gradient_never_enters_the_state(name):
         np.testing.assert_array_equal(result.q.mean, start)
 
 
-@pytest.mark.parametrize(
-    ("name", "cut"),
-    [("sgd", 7), ("adam", 1), ("adam", 23), ("ivon", 7), ("slang", 7), ("dropout", 7), ("bayesbinn", 7)],
-)
-def test_a_resumed_run_is_the_uncut_one_bit_for_bit(name, cut, tmp_path):
-    """Step count, momentum, keys and the place in the data: cut anywhere, saved, loaded and resumed."""
+@pytest.mark.parametrize("name", ["sgd", "adam", "ivon", "slang", "dropout", "bayesbinn"])
+def test_a_resumed_run_is_the_uncut_one_bit_for_bit(name, tmp_path):
+    """Step count, momentum, keys and the place in the data: cut twice inside an epoch, saved, loaded and resumed."""
     rule, objective = RULES[name], objective_of(name)
     if name == "sgd":
         rule = blr.sgd(0.05, momentum=0.9)
     arguments = {"batch_size": 20}  # ragged, and epochs of three steps
     uncut = blr.fit(rule, objective, PARAMS, DATA, steps=30, key=jax.random.key(4), **arguments)
-    first = blr.fit(rule, objective, PARAMS, DATA, steps=cut, key=jax.random.key(4), **arguments)
-    first.save(tmp_path / "cut.npz")
-    resumed = blr.fit(rule, objective, blr.load(tmp_path / "cut.npz"), DATA, steps=30 - cut, **arguments)
-    for a, b in zip(jax.tree.leaves(resumed.state), jax.tree.leaves(uncut.state), strict=True):
+    run, seen = blr.fit(rule, objective, PARAMS, DATA, steps=10, key=jax.random.key(4), **arguments), []
+    for part in range(2):
+        seen.append(run.trace["objective"])
+        run.save(tmp_path / f"{part}.npz")
+        run = blr.fit(rule, objective, blr.load(tmp_path / f"{part}.npz"), DATA, steps=10, **arguments)
+    for a, b in zip(jax.tree.leaves(run.state), jax.tree.leaves(uncut.state), strict=True):
         np.testing.assert_array_equal(a, b)
-    np.testing.assert_array_equal(resumed.trace["objective"], uncut.trace["objective"][cut:])
+    np.testing.assert_array_equal(np.concatenate([*seen, run.trace["objective"]]), uncut.trace["objective"])
 
 
 @pytest.mark.parametrize("name", ["vogn", "ivon", "slang", "kronecker"])
@@ -296,12 +294,12 @@ def test_the_precision_goes_with_the_temperature(name):
     rule = recipe(1e-3, decay=1 - 1e-9, averaging=0, temperature=cooling, **options)
     if name == "kronecker":
         rule = rule.replace(family=blr.KroneckerGaussian)
-    state = rule.init(PARAMS, OBJECTIVE)
+    state, step = rule.init(PARAMS, OBJECTIVE), jax.jit(rule.step)
     steps = []
     for i in range(3):
         before = state.q.mean
-        state, _ = rule.step(OBJECTIVE, state, DATA, jax.random.key(i))
-        steps.append(float(jnp.linalg.norm(state.q.mean["w"] - before["w"])))
+        state, _ = step(OBJECTIVE, state, DATA, jax.random.key(i))
+        steps.append(np.linalg.norm(np.asarray(state.q.mean["w"]) - before["w"]))
     np.testing.assert_allclose(1 / state.q.variance()["w"], (96 + 0.5) / 0.1, rtol=1e-4)
     assert 0.3 < steps[1] / steps[0] < 3
 
@@ -327,8 +325,8 @@ def test_sweeps_trace_the_numbers():
         return rule.step(OBJECTIVE, state, DATA, jax.random.key(0))[0].q.mean["v"]
 
     grid = jnp.array([0.1, 0.2]), jnp.array([0.5, 0.9]), jnp.array([1.0, 0.5])
-    swept = jax.vmap(first)(*grid)
-    np.testing.assert_allclose(swept[1], first(0.2, 0.9, 0.5), rtol=1e-10)
+    swept = jax.jit(jax.vmap(first))(*grid)
+    np.testing.assert_allclose(swept[1], jax.jit(lambda: first(0.2, 0.9, 0.5))(), rtol=1e-10)
 
 
 def test_parameters_that_are_not_arrays_are_named():

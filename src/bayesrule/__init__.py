@@ -22,7 +22,7 @@ _MODULES = {
     "minima": "Minimum",
     "search": "Search",
     "model": "Model",
-    "rows": "Masked Ragged",
+    "rows": "Masked Ragged Rows",
     "factor": "Factor",
     "factors": "",
     "sites": "Sites",

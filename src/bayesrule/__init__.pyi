@@ -84,6 +84,7 @@ from .relaxed import Relaxed as Relaxed
 from .relaxed import Sign as Sign
 from .rows import Masked as Masked
 from .rows import Ragged as Ragged
+from .rows import Rows as Rows
 from .rule import Rule as Rule
 from .score import Reparameterized as Reparameterized
 from .score import Score as Score

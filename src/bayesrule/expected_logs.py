@@ -110,6 +110,8 @@ def linear_row(known: Any, f: Array, y: Array, *others: Any) -> Array:
 def bilinear(views: dict[str, Seen], known: dict[str, Array], y: Array) -> Array:
     left, right = views["left"], views["right"]
     x, vx, w, vw = left.mean, left.covariance, right.mean, right.covariance
+    if y.shape != (len(x), len(w)):  # one row of y beside all of x would broadcast, and count N times
+        raise ValueError(f"{len(x)} rows of the left block and {len(w)} of the right one do not make up {y.shape}.")
     if vx.ndim == x.ndim:
         vx = vx[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
     if vw.ndim == w.ndim:
@@ -136,7 +138,7 @@ def bilinear_whole(
 
 
 def category(mu: Array, y: Array) -> Array:
-    return mu[y.astype(int)]
+    return mu.at[y.astype(int)].get(mode="fill", fill_value=jnp.nan)  # a label that is none of them is an error
 
 
 def counts(mu: tuple[Array, Array], y: Array) -> Array:
@@ -203,7 +205,7 @@ def poisson_expected(mean: Array, variance: Array, y: Array) -> Array:
 
 
 def softmax(f: Array, y: Array) -> Array:
-    return f[y.astype(int)] - jax.nn.logsumexp(f)
+    return f.at[y.astype(int)].get(mode="fill", fill_value=jnp.nan) - jax.nn.logsumexp(f)
 
 
 def student(dof: Array, scale: Array, f: Array, y: Array) -> Array:

@@ -149,6 +149,8 @@ def fit(
     if not isinstance(steps, int | np.integer) or steps < 0:
         raise ValueError(f"steps= is how many steps to take, a whole number, got {steps!r}.")
     steps = int(steps)
+    if microbatches != 1 and isinstance(objective, Model):
+        raise ValueError("A model's batch is measured as one: leave microbatches= out, and take a smaller batch_size.")
     loader = _Loader.of(objective, data, batch_size)
     objective = objective.sized(loader.rows)
     resumed = isinstance(start, Result)

@@ -52,6 +52,8 @@ def leave_one_out(model: Model, q: Product, data: PyTree, factor: str | None = N
     name = rowed[0] if factor is None else factor
     if name not in rowed:
         raise ValueError(f"Factor {name!r} has no rows to leave out; {rowed} have.")
+    if model.taken(data).weights is not None:
+        raise ValueError("Rows that are weighted are not left out one by one: fit without weights.")
     found = _left_out(model, q, data, name)
     lost = int(jnp.sum(~found.proper))
     if lost:
@@ -73,7 +75,7 @@ def _left_out(model: Model, q: Product, data: PyTree, name: str) -> LeaveOneOut:
     else:
         density, influence, proper = _by_natural(model, name, q, rows, site)
     if observed is not None:
-        present = jnp.all(observed.reshape((observed.shape[0], -1)), axis=-1)
+        present = jnp.any(observed.reshape((observed.shape[0], -1)), axis=-1)
         density, influence = jnp.where(present, density, 0.0), jnp.where(present, influence, 0.0)
         proper = proper | ~present
     return LeaveOneOut(jnp.where(proper, density, jnp.nan), jnp.where(proper, influence, jnp.nan), proper)
@@ -107,6 +109,7 @@ def _by_outputs(factor: LinearFactor, site: Any, seen: Any, data: Any) -> tuple[
         # The row's term is ⟨λ̃, T⟩ + c exactly: log E_{q₋ₙ} p = c + A(λ) − A(λ − λ̃).
         flat = (lambda m, v: (m[:, 0], v[:, 0, 0])) if size == 1 else (lambda m, v: (m, v))
         value = factor.given(*flat(mean, spread), seen, data, None)
+        value = jnp.sum(value.reshape((value.shape[0], -1)), axis=1)
         second = spread + mean[:, :, None] * mean[:, None, :]
         constant = value - jnp.einsum("nk,nk->n", first, mean) + 0.5 * jnp.einsum("nkl,nkl->n", curve, second)
         partition = lambda p, m: 0.5 * jnp.einsum("nk,nkl,nl->n", m, p, m) - 0.5 * log_det(p)

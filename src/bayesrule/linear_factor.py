@@ -56,11 +56,13 @@ class LinearFactor(Factor):
     def value(
         self, seen: Mapping[str, Seen], data: Mapping[str, Array], key: Any = None, local: frozenset[str] = frozenset()
     ) -> Array:
-        return self.given(*self.outputs(seen, data), seen, data, key)
+        return self.given(*self.outputs(seen, data, local), seen, data, key)
 
-    def outputs(self, seen: Mapping[str, Seen], data: Mapping[str, Array]) -> tuple[Array, Array]:
+    def outputs(
+        self, seen: Mapping[str, Seen], data: Mapping[str, Array], local: frozenset[str] = frozenset()
+    ) -> tuple[Array, Array]:
         """Every row's mean and (co)variance of f."""
-        parts = [_projected(seen[name], None if x is None else data[x]) for name, x in self.predictors]
+        parts = [_projected(seen[name], None if x is None else data[x], name in local) for name, x in self.predictors]
         mean = sum((part[0] for part in parts[1:]), start=parts[0][0])
         spreads = [part[1] for part in parts]
         if any(spread.ndim > mean.ndim for spread in spreads):  # outputs that depend on each other
@@ -72,6 +74,8 @@ class LinearFactor(Factor):
         row, y = self._row(seen), data[self.data[-1]]
         if self.closed is not None:
             others = self._others(seen)
+            if spread.ndim > mean.ndim:  # a formula for each output by itself
+                spread = jnp.diagonal(spread, axis1=-2, axis2=-1)
             return jax.vmap(lambda m, v, y: self.closed(m, v, y, *others))(mean, spread, y)
         if self.spread.delta:
             return _at_mean(row, mean, spread, y)
@@ -81,7 +85,9 @@ class LinearFactor(Factor):
     def density(self, mean: Array, spread: Array, seen: Mapping[str, Seen], data: Mapping[str, Array]) -> Array:
         """log E p(y_n | f_n) for every row, by a fine grid over its outputs."""
         order = 64 if mean.ndim == 1 else max(4, int(4096 ** (1 / mean.shape[-1])))
-        values, weights = _on_grid(self._row(seen), mean, spread, data[self.data[-1]], Quadrature(order), None)
+        row = self._row(seen)
+        summed = lambda f, y: jnp.sum(row(f, y))
+        values, weights = _on_grid(summed, mean, spread, data[self.data[-1]], Quadrature(order), None)
         return jax.nn.logsumexp(values, axis=0, b=weights[:, None])
 
     def _others(self, seen: Mapping[str, Seen]) -> list[Any]:
@@ -98,10 +104,13 @@ class LinearFactor(Factor):
         return f"{self.said}({terms}{more}; {self.data[-1]})  {how}"
 
 
-def _projected(seen: Seen, x: Array | None) -> tuple[Array, Array]:
-    """The mean and (co)variance of a Gaussian block's outputs x_n·w."""
+def _projected(seen: Seen, x: Array | None, local: bool) -> tuple[Array, Array]:
+    """The mean and (co)variance of a Gaussian block's outputs x_n·w, or x_n·w_n of a local one."""
     mean, spread = seen.mean, seen.covariance
     dense = spread.ndim > mean.ndim
+    if local and x is not None:
+        variance = jnp.einsum("np,npq,nq->n", x, spread, x) if dense else jnp.sum(x**2 * spread, axis=-1)
+        return jnp.sum(x * mean, axis=-1), variance
     if x is None:
         own = mean.ndim == 1 and dense  # one Gaussian over all rows
         return mean, jnp.diagonal(spread, axis1=-2, axis2=-1) if own else spread
@@ -119,9 +128,11 @@ def _projected(seen: Seen, x: Array | None) -> tuple[Array, Array]:
 
 def _at_mean(row: Callable, mean: Array, spread: Array, y: Any) -> Array:
     """The delta method to second order: its derivatives are those of f ↦ log p(y | f) at the mean."""
-    curved = jax.lax.stop_gradient(jax.vmap(jax.hessian(row))(mean, y))
+    curved = jax.lax.stop_gradient(jax.vmap(jax.hessian(lambda f, y: jnp.sum(row(f, y))))(mean, y))
     letters = "n,n->n" if mean.ndim == 1 else "nkk,nk->n" if spread.ndim == mean.ndim else "nkl,nkl->n"
-    return jax.vmap(row)(mean, y) + 0.5 * jnp.einsum(letters, curved, spread)
+    value = jax.vmap(row)(mean, y)
+    more = 0.5 * jnp.einsum(letters, curved, spread)
+    return value + more if value.ndim == 1 else jnp.sum(value, axis=tuple(range(1, value.ndim))) + more
 
 
 def _on_grid(row: Callable, mean: Array, spread: Array, y: Any, points: Any, key: Any) -> tuple[Array, Array]:

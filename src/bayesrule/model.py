@@ -22,7 +22,7 @@ from .families.product import Product
 from .families.seen import Seen
 from .objective import Objective, Weighted
 from .regularizer import Flat
-from .rows import Rows, missing, observed_part, values_of, where_observed, whole_or_absent
+from .rows import Masked, Ragged, Rows, missing, observed_part, values_of, where_observed, whole_or_absent
 from .steps import number
 
 _FEATURES = "features of "
@@ -62,6 +62,7 @@ class Model(Objective):
     factors: dict[str, Factor]
     fixed: dict[str, Seen]
     origin: PyTree
+    size: int | None = eqx.field(static=True)  # pyright: ignore[reportIncompatibleVariableOverride]  # rows have a shape
     order: tuple[str, ...] = eqx.field(static=True)
     weighed: bool = eqx.field(static=True)
     part: bool = eqx.field(static=True)
@@ -118,6 +119,8 @@ class Model(Objective):
 
     def started(self, params: Any) -> Product:
         """Every block where it starts; `params` may give other members for some of them, or all."""
+        if params is not None and not isinstance(params, Product | dict):
+            raise ValueError(f"A model starts from its blocks, or members by name, got {type(params).__name__}.")
         given = dict(params.blocks) if isinstance(params, Product) else dict(params or {})
         unknown = set(given) - set(self.order)
         if unknown:
@@ -126,6 +129,10 @@ class Model(Objective):
             raise ValueError(
                 f"The local blocks {list(self.local)} have a member for each row of the data: pass Model(…, size=N)."
             )
+        for name in self.local:
+            rows = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(given.get(name))}
+            if rows - {(self.size,)}:
+                raise ValueError(f"The start of the local block {name!r} needs {self.size} rows, got {sorted(rows)}.")
         spread = lambda q: jax.tree.map(lambda x: jnp.broadcast_to(x, (self.size, *jnp.shape(x))), q)
         return Product({**{name: spread(q) for name, q in self.local.items()}, **self.blocks, **given})
 
@@ -138,6 +145,9 @@ class Model(Objective):
     def rows(self, batch: PyTree) -> int:
         """How many rows the data have."""
         examples = self.taken(batch).examples
+        bare = [name for name, array in examples.items() if not hasattr(array, "shape")]
+        if bare:
+            raise ValueError(f"The data of a model are arrays by name, and {bare[0]!r} is not an array.")
         missing = [name for name in self.names if name not in examples]
         if missing:
             raise ValueError(f"The factors ask for data {list(self.names)}, and there is no {missing[0]!r}.")
@@ -146,6 +156,12 @@ class Model(Objective):
         if len(counts) != 1 or () in counts:
             raise ValueError(f"The data need the same number of rows along their first axes, got {shapes}.")
         return counts.pop()[0]
+
+    def count(self, batch: Rows) -> int | None:
+        """How many rows a batch has; None without data."""
+        for array in batch.examples.values():
+            return array.shape[0]
+        return None if batch.index is None else batch.index.shape[0]
 
     def taken(self, batch: PyTree) -> Rows:
         """A batch as rows: a dict of arrays, with weights, or rows already."""
@@ -204,7 +220,9 @@ class Model(Objective):
             blocks = {n: _shapes(seen[n].q) for n in factor.blocks}
             arrays = {n: jnp.shape(x) for n, x in data.items()}
             raise ValueError(f"Factor {name!r} on blocks {blocks} with data {arrays}: {error}") from error
-        return value if observed is None else where_observed(name, observed, value)
+        if observed is None or (isinstance(batch.examples[factor.data[-1]], Ragged) and value.ndim < 2):
+            return value  # a factor that adds a row's entries up sees to its filling itself
+        return where_observed(name, observed, value)
 
     def _shaped(self, name: str, q: Product, batch: Rows, key: Any) -> Array:
         return self.term(name, self.seen(q), batch, key)
@@ -222,12 +240,13 @@ class Model(Objective):
         return found
 
     def _weighted(self, name: str, value: Array, batch: Rows) -> Array:
-        if batch.weights is None and (self.size is None or batch.index is None):
+        rows = self.count(batch)
+        if batch.weights is None and self.size in (None, rows or self.size):
             return value
-        if value.ndim == 0:
+        if value.ndim == 0 or (rows is not None and value.shape[0] != rows):
             raise ValueError(
-                f"Factor {name!r} returns one number for all rows, which cannot be weighted: return an array with an "
-                "entry for each row."
+                f"Factor {name!r} returns shape {value.shape} for {rows} rows, which cannot be weighted: return an "
+                "array with an entry for each row along its first axis."
             )
         scales = self.scales(batch, value.shape[0]).astype(value.dtype)
         scales = scales.reshape((-1,) + (1,) * (value.ndim - 1))
@@ -272,7 +291,8 @@ class Model(Objective):
         """
         number(forgetting, "forgetting", high=1.0)
         shared = {name: factor for name, factor in self.factors.items() if not self.per_row(factor)}
-        blocks = {name: q.blocks[name] for name in self.order if name not in self.local}
+        own = lambda block: block.of if isinstance(block, Peak) else block
+        blocks = {name: own(q.blocks[name]) for name in self.order if name not in self.local}
         seen = {name: Seen(block) for name, block in q.blocks.items()}
 
         def total(shift: PyTree) -> Array:
@@ -285,9 +305,8 @@ class Model(Objective):
         mixed = lambda new, old: (1 - forgetting) * new + forgetting * old
         priors = {}
         for name, block in blocks.items():
-            owner = block.of if isinstance(block, Peak) else block
-            natural = jax.tree.map(mixed, owner.natural(), owner._symmetric(origin[name]))
-            priors[f"{name} so far"] = prior(name, owner.with_natural(natural))
+            natural = jax.tree.map(mixed, block.natural(), block._symmetric(origin[name]))
+            priors[f"{name} so far"] = prior(name, block.with_natural(natural))
         rows = {name: factor for name, factor in self.factors.items() if name not in shared}
         return self._with(blocks=blocks, factors={**priors, **rows}, size=None, origin=origin)
 
@@ -307,11 +326,10 @@ class Model(Objective):
             if any(isinstance(x, Tracer) for x in jax.tree.leaves(arrays)):
                 continue
             shape = jax.eval_shape(partial(self._shaped, name), q, batch, jax.random.key(0)).shape
-            if (
-                arrays
-                and np.issubdtype(values_of(arrays[-1]).dtype, np.floating)
-                and len(shape) < len(arrays[-1].shape)
-            ):
+            if not arrays or isinstance(arrays[-1], Ragged):
+                continue
+            partial_rows = isinstance(arrays[-1], Masked) or np.issubdtype(values_of(arrays[-1]).dtype, np.floating)
+            if partial_rows and len(shape) < len(arrays[-1].shape):
                 whole_or_absent(name, factor.data[-1], arrays[-1], shape)
 
     def culprit(self, q: Product, data: PyTree, key: Any = None) -> str:

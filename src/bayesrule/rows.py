@@ -28,7 +28,9 @@ class Masked(eqx.Module):
 class Ragged(eqx.Module):
     """Rows of different lengths, filled up to the longest: (N, L, …) values, of which the first `lengths` count.
 
-    Where a sweep settles local blocks in groups, a group of short rows is cut to a shorter width.
+    The filling is missing to a factor with a term for each entry; one that adds a row's entries up itself (`words`)
+    must have it count for nothing. Where a sweep settles local blocks in groups, a group of short rows is cut to a
+    shorter width.
     """
 
     values: Array
@@ -47,8 +49,8 @@ class Rows(eqx.Module):
     """Some rows of the data: the arrays, where the rows come from, their weights, and how many they stand for."""
 
     examples: dict[str, Any]
-    index: Int[Array, " M"] | None
-    weights: Float[Array, " M"] | None
+    index: Int[Array, " M"] | None = None
+    weights: Float[Array, " M"] | None = None
     count: Any = None
 
 
@@ -87,7 +89,8 @@ def whole_or_absent(name: str, observed: str, array: Any, shape: tuple[int, ...]
 def _split(array: Any) -> tuple[Array, Array | None]:
     """The observations, with something observed in the place of what is missing, and which were observed."""
     if isinstance(array, Ragged):
-        return jnp.asarray(array.values), None
+        values = jnp.asarray(array.values)
+        return values, jnp.arange(values.shape[1]) < jnp.asarray(array.lengths)[:, None]
     if isinstance(array, Masked):
         values, observed = jnp.asarray(array.values), jnp.asarray(array.observed)
     else:
@@ -95,7 +98,8 @@ def _split(array: Any) -> tuple[Array, Array | None]:
         if not jnp.issubdtype(values.dtype, jnp.floating):
             return values, None
         observed = ~jnp.isnan(values)
-    filler = values.reshape(-1)[jnp.argmax(observed.reshape(-1))]
+    first = values.reshape(-1)[jnp.argmax(observed.reshape(-1))]
+    filler = jnp.where(jnp.any(observed), first, jnp.ones((), values.dtype))
     return jnp.where(observed, values, filler), observed
 
 

@@ -137,7 +137,7 @@ def _output_message(model: Model, factor: LinearFactor, name: str, q: Product, r
 
         def row(m: Array, v: Array, example: PyTree, shift: PyTree) -> Array:
             moved = {**seen, **{block: Seen(q.blocks[block], shift[block]) for block in rest}}
-            return factor.given(m[None], v[None], moved, jax.tree.map(lambda x: x[None], example), key)[0]
+            return factor.given(m[None], v[None], moved, jax.tree.map(lambda x: x[None], example), key).sum()
 
         zero = {block: seen[block].shift for block in rest}
         others = jax.vmap(jax.grad(row, argnums=3), in_axes=(0, 0, 0, None))(mean, spread, data, zero)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -10,10 +11,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
+from .families.discrete import Bernoulli, Categorical
 from .families.peak import Peak
 from .families.seen import Seen, batch_shape
 from .families.structure import GaussianFamily
-from .points import Enumeration, Points, Quadrature
+from .points import Delta, Enumeration, MonteCarlo, Points, Quadrature
 
 
 def expected(function: Callable[[PyTree], Array], seen: Seen, points: Points, key: Any, local: bool) -> Array:
@@ -25,14 +27,18 @@ def expected(function: Callable[[PyTree], Array], seen: Seen, points: Points, ke
     if points.delta and isinstance(owner, GaussianFamily):
         return _at_mean(function, seen, owner, local)
     if isinstance(seen.q, Peak):
+        if seen.moving:
+            raise ValueError(
+                f"a {type(owner).__name__} that is read at its peak has no message from values of it: give the factor "
+                "as E log f in μ, or a Gaussian block and Delta() points (Newton's steps)."
+            )
         return function(seen.q.mode())
     member = seen.member
     plates = _plates(member, local)
     if points.delta:
         return function(member.mean)
     if isinstance(points, Enumeration):
-        theta = member.support()
-        weights = jnp.exp(member.log_prob(theta))
+        theta, weights = member.support(), _chances(seen, member)
     elif isinstance(points, Quadrature):
         theta, weights = _grid(points, member, len(plates))
     else:
@@ -43,8 +49,27 @@ def expected(function: Callable[[PyTree], Array], seen: Seen, points: Points, ke
             )
         theta, weights, _ = points.at(member, key)
     values = jax.vmap(function)(theta)
+    if not isinstance(points, MonteCarlo) and values.shape[1 : len(plates) + 1] != plates:
+        raise ValueError(_COUPLED.format(points, plates, values.shape[1:]))
     weights = weights.astype(values.dtype).reshape(weights.shape + (1,) * (values.ndim - weights.ndim))
     return jnp.sum(weights * values, axis=0)
+
+
+_COUPLED = (
+    "{!r} look at every plate of a block {} by itself, so the factor returns an entry for each plate first, and it "
+    "returns {}: where plates meet, use MonteCarlo() points, or one block without plates."
+)
+
+
+def _chances(seen: Seen, member: Any) -> Array:
+    """The probabilities of all values of a discrete block, linear in μ where that is known: exact however sure q is."""
+    if isinstance(seen.q, Categorical):
+        return jnp.moveaxis(seen.probabilities, -1, 0)
+    if isinstance(seen.q, Bernoulli):
+        signs, means = jax.tree.leaves(member.support()), jax.tree.leaves(seen.expectation)
+        chances = [jnp.prod(0.5 * (1 + s * m), axis=tuple(range(1, s.ndim))) for s, m in zip(signs, means, strict=True)]
+        return math.prod(chances[1:], start=chances[0])
+    return jnp.exp(member.log_prob(member.support()))
 
 
 def _plates(member: Any, local: bool) -> tuple[int, ...]:
@@ -82,6 +107,9 @@ def _at_mean(function: Callable[[PyTree], Array], seen: Seen, owner: Any, local:
     basis = jnp.eye(vector.shape[-1], dtype=vector.dtype)
     along = lambda e: jnp.broadcast_to(e, vector.shape)
     here = jax.lax.stop_gradient(vector)
+    shapes = jax.eval_shape(at, vector).shape, vector.shape[:plates]
+    if shapes[0][:plates] != shapes[1]:
+        raise ValueError(_COUPLED.format(Delta(), shapes[1], shapes[0]))
 
     def second(e: Array, d: Array) -> Array:
         slope = lambda v: jax.jvp(at, (v,), (along(e),))[1]

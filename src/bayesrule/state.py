@@ -28,7 +28,8 @@ class Info(eqx.Module):
     its derivatives were finite numbers and the new λ in Ω; what was not finite leaves q as it was. `bound` is
     the evidence lower bound and `decrement` the nats still to gain (½⟨∇, F∇⟩ of the natural gradient), where they
     were asked for. `loss` is what a component of a mixture lowers, its E_q ℓ̄ − τH(q), `looks` how often the guard
-    measured it. `blocks` is the fraction of its step that each block of a sweep took.
+    measured it. `blocks` is the fraction of its step that each block of a sweep took; a sweep that is
+    not followed by its bound (on mini-batches) has as `objective` the factors that touch the last block.
     """
 
     objective: Array

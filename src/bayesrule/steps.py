@@ -239,8 +239,13 @@ class Sweep(eqx.Module):
         peaks: int = 1,
         tolerance: Number = 0.0,
     ):
-        if peaks < 1 or (local is not None and local < 1):
-            raise ValueError(f"A sweep takes at least one step in every block, got local={local}, peaks={peaks}.")
+        if isinstance(order, str) and order != "parallel":
+            raise ValueError(f'order= lists blocks, or is "parallel", got {order!r}.')
+        if peaks < 1 or (local is not None and local < 1) or (together is not None and together < 1):
+            raise ValueError(
+                f"A sweep takes at least one step in every block, of one row or more together, got local={local}, "
+                f"peaks={peaks}, together={together}."
+            )
         self.order = None if order is None else "parallel"
         if order is not None and not isinstance(order, str):
             self.order = tuple((group,) if isinstance(group, str) else tuple(group) for group in order)

@@ -38,19 +38,37 @@ def advance_blocks(
     if sweep is None:
         sweep = Sweep([tuple(group) for group in _apart(model) if group])
     groups = sweep.groups(model.order)
+    if model.local and rows.index is None and rows.examples and model.rows(rows) != model.size:
+        raise ValueError(
+            f"Local blocks have {model.size} rows and the batch {model.rows(rows)}: say which they are, "
+            "blr.Rows(batch, index)."
+        )
     # Where there is one step in all, what it saw is all there is.
     plain = len(groups) == 1 and rows.weights is None and sweep.peaks == 1 and sweep.local in (None, 1)
     found = model.contributions(q, rows, key) if diagnose and not plain else None
     fractions, infos = {}, []
-    for place, names in enumerate(groups):
+    for place, group in enumerate(groups):
         own = None if key is None else jax.random.fold_in(key, place)
-        part, info = _settled(rule, model, sweep, names, q, state, rows, own, diagnose, strict)
-        q = Product({**q.blocks, **part.blocks})
-        infos.append(info)
-        fractions |= dict.fromkeys(names, info.fraction)
-    moved = _returned(state.q, q, model, rows.index)
-    after = State(moved, state.count + 1, state.previous, state.average, state.aux, state.scale)
+        moved: dict[str, Any] = {}
+        for names in _alike(model, group, rows):  # what moves together starts from the same q
+            again = None if own is None else jax.random.clone(own)
+            part, info = _settled(rule, model, sweep, names, q, state, rows, again, diagnose, strict)
+            moved |= part.blocks
+            infos.append(info)
+            fractions |= dict.fromkeys(names, info.fraction)
+        q = Product({**q.blocks, **moved})
+    whole = _returned(state.q, q, model, rows.index)
+    after = State(whole, state.count + 1, state.previous, state.average, state.aux, state.scale)
     return after, _together(infos, fractions, found), None
+
+
+def _alike(model: Model, names: tuple[str, ...], rows: Rows) -> list[tuple[str, ...]]:
+    """Local blocks apart from the others where rows are weighted: a row's own block does not feel its weight."""
+    local = tuple(name for name in names if name in model.local)
+    shared = tuple(name for name in names if name not in model.local)
+    if rows.weights is None and rows.index is None:
+        return [names]
+    return [part for part in (local, shared) if part]
 
 
 def _apart(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -76,7 +94,7 @@ def _settled(
     plain = rule.replace(steps=Steps(1.0 if whole else rule.steps.rates, **how), name=rule.name)
     first = Product({name: q.blocks[name] for name in names})
     peaked = any(isinstance(block, Peak) for block in first.blocks.values())
-    most = sweep.local if whole else sweep.peaks if peaked else 1
+    most = (sweep.local or 1) if whole else sweep.peaks if peaked else 1
 
     def once(part: Product) -> tuple[Product, Info]:
         after, info, _ = plain.advance(given, State(part, state.count), rows, key, diagnose=diagnose, strict=strict)
@@ -94,11 +112,12 @@ def _settled(
         return plain.advance(given, State(part, state.count), rows, own, strict=strict)[0].q
 
     settle = lambda part, rows: _repeated(lambda part: again(part, rows), part, most, sweep.tolerance)
-    if whole and sweep.together is not None:
+    if whole and sweep.together is not None and len(names) == len(model.local):
         part = _in_groups(settle, first, rows, sweep.together)
     else:
         part = settle(first, rows)
-    return _seen_through(first, part, state.count, plain)
+    # A fit that is being followed wants to know what is still to gain: one more step says so.
+    return once(part) if diagnose else _seen_through(first, part, state.count, plain)
 
 
 def _seen_through(first: Product, part: Product, count: Array, plain: Any) -> tuple[Product, Info]:

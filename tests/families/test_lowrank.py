@@ -7,40 +7,50 @@ import pytest
 
 import bayesrule as blr
 
-
-@pytest.fixture(params=[(), (3,), (2, 3)], ids=str)
-def pair(request):
-    """A low-rank member (or a batch of them) over four numbers, and the same distribution with a full precision."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    mean = jax.random.normal(keys[0], (*request.param, 4))
-    diagonal = jnp.exp(jax.random.normal(keys[1], (*request.param, 4)))
-    low = blr.LowRankGaussian(mean, diagonal, jax.random.normal(keys[2], (*request.param, 4, 2)))
-    return low, blr.Gaussian(mean, low.precision)
+BATCHES = pytest.mark.parametrize("batch", [(), (2, 3)], ids=str)
 
 
-def test_density_and_moments(pair):
-    low, full = pair
-    theta = low.sample(jax.random.key(1), (5,))
-    assert theta.shape == (5, *low.batch_shape, 4)
-    np.testing.assert_allclose(low.log_prob(theta), full.log_prob(theta), rtol=1e-12)
-    np.testing.assert_allclose(low.entropy(), full.entropy(), rtol=1e-12)
-    np.testing.assert_allclose(low.covariance(), full.covariance(), rtol=1e-10, atol=1e-13)
-    np.testing.assert_allclose(low.variance(), full.variance(), rtol=1e-10)
-    np.testing.assert_allclose(low.kl(full), 0, atol=1e-12)
-    np.testing.assert_allclose(full.kl(low), 0, atol=1e-12)
+def member(batch):
+    """A low-rank member (or a batch of them) over four numbers."""
+    random = np.random.default_rng(0)
+    mean, diagonal = random.normal(size=(*batch, 4)), np.exp(random.normal(size=(*batch, 4)))
+    return blr.LowRankGaussian(mean, diagonal, random.normal(size=(*batch, 4, 2)))
+
+
+@jax.jit
+def described(low):
+    """What it says of itself, and what the same distribution with a full precision says."""
+    full = blr.Gaussian(low.mean, low.precision)
     other = blr.Gaussian(low.mean + 1, 2 * full.precision)
-    np.testing.assert_allclose(low.kl(other), full.kl(other), rtol=1e-12)
-    np.testing.assert_allclose(low.solve(low.times(low.mean)), low.mean, rtol=1e-10)
-    assert jnp.all(low.inside())
+    theta = low.sample(jax.random.key(1), (5,))
+    of = lambda q: (q.log_prob(theta), q.entropy(), q.kl(other), q.covariance(), q.variance())
+    return theta, of(low), of(full), (low.kl(full), full.kl(low)), low.solve(low.times(low.mean)), low.inside()
 
 
-def test_samples_have_the_covariance(pair):
-    low, _ = pair
-    draws = 20_000
-    theta = low.sample(jax.random.key(2), (draws,)) - low.mean
+@BATCHES
+def test_density_and_moments(batch):
+    low = member(batch)
+    theta, mine, theirs, nothing, back, inside = described(low)
+    assert theta.shape == (5, *batch, 4)
+    for ours, full, tolerance in zip(mine, theirs, (1e-12, 1e-12, 1e-12, 1e-10, 1e-10), strict=True):
+        np.testing.assert_allclose(ours, full, rtol=tolerance, atol=1e-13 if ours.ndim > len(batch) + 1 else 0)
+    for divergence in nothing:
+        np.testing.assert_allclose(divergence, 0, atol=1e-12)
+    np.testing.assert_allclose(back, low.mean, rtol=1e-10)
+    assert np.all(inside)
+
+
+@jax.jit
+def deviations(low):
+    return low.sample(jax.random.key(2), (20_000,)) - low.mean, low.covariance()
+
+
+@BATCHES
+def test_samples_have_the_covariance(batch):
+    theta, covariance = (np.asarray(x) for x in deviations(member(batch)))
     products = theta[..., :, None] * theta[..., None, :]
-    error = jnp.std(products, axis=0) / draws**0.5
-    assert jnp.all(jnp.abs(jnp.mean(products, axis=0) - low.covariance()) <= 5 * error)
+    error = np.std(products, axis=0) / len(theta) ** 0.5
+    assert np.all(np.abs(np.mean(products, axis=0) - covariance) <= 5 * error)
 
 
 def test_bad_shapes():

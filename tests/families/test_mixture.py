@@ -1,5 +1,7 @@
 """Mixtures: the density and its derivatives, and the natural gradient of the joint q(θ, z)."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,12 +30,12 @@ def fixed():
 
 
 def test_density_is_scipy_s():
-    q = full()
+    theta = np.random.default_rng(0).normal(size=(4, 3, 2))
+    log_prob, responsibilities = jax.jit(lambda q, t: (q.log_prob(t), q.responsibilities(t)))(full(), theta)
     normals = [scipy.stats.multivariate_normal(m, np.linalg.inv(s)) for m, s in zip(MEANS, PRECISIONS, strict=True)]
-    theta = jax.random.normal(jax.random.key(0), (4, 3, 2))
     expected = np.log(sum(w * normal.pdf(theta) for w, normal in zip(WEIGHTS, normals, strict=True)))
-    np.testing.assert_allclose(q.log_prob(theta), expected, rtol=1e-12)
-    np.testing.assert_allclose(jnp.sum(q.responsibilities(theta), axis=-1), np.ones((4, 3)), rtol=1e-14)
+    np.testing.assert_allclose(log_prob, expected, rtol=1e-12)
+    np.testing.assert_allclose(np.sum(responsibilities, axis=-1), np.ones((4, 3)), rtol=1e-14)
 
 
 def test_components_come_as_a_list_a_batch_or_a_stack():
@@ -65,19 +67,28 @@ def test_what_is_no_mixture(weights, components, message):
 
 def test_samples_have_its_moments():
     q, count = full(), 40_000
-    theta = jax.jit(lambda q, key: q.sample(key, (count,)))(q, jax.random.key(3))
-    deviation = (jnp.mean(theta, axis=0) - q.mean) / jnp.std(theta, axis=0) * np.sqrt(count)
-    assert jnp.max(jnp.abs(deviation)) < 5
-    share = jnp.mean(q.responsibilities(theta), axis=0)
-    assert jnp.max(jnp.abs(share - WEIGHTS)) < 5 * np.sqrt(0.25 / count)
+
+    @jax.jit
+    def drawn(q, key):
+        theta = q.sample(key, (count,))
+        return theta, q.mean, jnp.mean(q.responsibilities(theta), axis=0)
+
+    theta, mean, share = map(np.asarray, drawn(q, jax.random.key(3)))
+    deviation = (np.mean(theta, axis=0) - mean) / np.std(theta, axis=0) * np.sqrt(count)
+    assert np.max(np.abs(deviation)) < 5
+    assert np.max(np.abs(share - WEIGHTS)) < 5 * np.sqrt(0.25 / count)
 
 
 @pytest.mark.parametrize("make", [full, diagonal, fixed])
 def test_derivatives_of_the_density(make):
     """`eq:mixexp_1st` and `eq:mixexp_2nd` against automatic differentiation."""
-    q = make()
-    np.testing.assert_allclose(q.score(POINT), jax.grad(q.log_prob)(POINT), atol=1e-12)
-    np.testing.assert_allclose(q.hessian(POINT), jax.jit(jax.hessian(q.log_prob))(POINT), atol=1e-12)
+
+    @jax.jit
+    def derivatives(q, t):
+        return (q.score(t), q.hessian(t)), (jax.grad(q.log_prob)(t), jax.hessian(q.log_prob)(t))
+
+    for mine, theirs in zip(*derivatives(make(), POINT), strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=1e-12)
 
 
 def test_derivatives_of_a_pytree_s_density():
@@ -91,11 +102,11 @@ def test_derivatives_of_a_pytree_s_density():
 @pytest.mark.parametrize("index", [0, 2])
 def test_derivatives_of_a_responsibility(make, structure, index):
     repulsion = make().repulsion(jnp.asarray(index))
-    value, gradient, curvature = repulsion.at(POINT, structure)
-    hessian = jax.jit(jax.hessian(repulsion))(POINT)
-    assert float(value) == float(repulsion(POINT))
-    np.testing.assert_allclose(gradient, jax.grad(repulsion)(POINT), atol=1e-12)
-    np.testing.assert_allclose(curvature, hessian if structure is FULL else jnp.diagonal(hessian), atol=1e-12)
+    value, gradient, curvature = jax.jit(lambda t: repulsion.at(t, structure))(POINT)
+    known, slope, hessian = jax.jit(lambda t: (repulsion(t), jax.grad(repulsion)(t), jax.hessian(repulsion)(t)))(POINT)
+    np.testing.assert_allclose(value, known, rtol=1e-14)
+    np.testing.assert_allclose(gradient, slope, atol=1e-12)
+    np.testing.assert_allclose(curvature, hessian if structure is FULL else np.diagonal(hessian), atol=1e-12)
 
 
 def test_a_mixture_of_other_families_has_no_closed_derivatives():
@@ -152,9 +163,28 @@ def loss(theta):
     return jnp.sum(jnp.cos(2 * theta) + 0.3 * theta**2 + 0.1 * theta)
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.3])
+THETA = np.linspace(-14, 14, 6001)[:, None]
+CELL = THETA[1, 0] - THETA[0, 0]
+
+
+@jax.jit
+@partial(jax.value_and_grad, argnums=1)
+def free_energy_at(q, x, temperature):
+    """E_q ℓ̄ + τ E_q log q on the grid, and its slope in x."""
+    log_q = jax.vmap(from_vector(q, x).log_prob)(THETA)
+    return jnp.sum(jnp.exp(log_q) * (jax.vmap(loss)(THETA) + temperature * log_q)) * CELL
+
+
+@jax.jit
+def taken(rule, q):
+    """A step of the rule, what it tells if it is asked to diagnose, and the bound before."""
+    state, info = rule.step(loss, rule.init(q))
+    _, told, _ = rule.advance(loss, rule.init(q), diagnose=True)
+    return vector(state.q), info, told, rule.bound(loss, q)
+
+
 @pytest.mark.parametrize("kind", ["full", "diagonal"])
-def test_a_step_is_the_natural_gradient_of_the_joint(kind, temperature):
+def test_a_step_is_the_natural_gradient_of_the_joint(kind):
     means = jnp.array([[-0.8], [0.9]])
     if kind == "full":
         q = blr.Mixture([0.4, 0.6], blr.Gaussian(means, jnp.array([[[2.0]], [[1.3]]])))
@@ -162,33 +192,25 @@ def test_a_step_is_the_natural_gradient_of_the_joint(kind, temperature):
     else:
         q = blr.Mixture([0.4, 0.6], blr.DiagonalGaussian(means, jnp.array([[2.0], [1.3]]), batch_ndim=1))
         curvature = blr.HessianDiagonal()
-    theta = jnp.linspace(-14, 14, 6001)[:, None]
-    cell = theta[1, 0] - theta[0, 0]
-
-    def free_energy(x):
-        made = from_vector(q, x)
-        log_q = jax.vmap(made.log_prob)(theta)
-        return jnp.sum(jnp.exp(log_q) * (jax.vmap(loss)(theta) + temperature * log_q)) * cell
-
-    x = vector(q)
-    fisher = joint_fisher(q, theta, cell)
-    natural = jnp.linalg.solve(fisher, jax.jit(jax.grad(free_energy))(x))
-    family = type(q.components)
-    rule = blr.Rule(family, blr.Quadrature(90), curvature, blr.Steps(0.05, temperature=temperature))
-    rule = rule.replace(family=blr.Mixture)
-    state, info = jax.jit(rule.step, static_argnums=0)(loss, rule.init(q))
-    np.testing.assert_allclose(vector(state.q), x - 0.05 * natural, atol=2e-8)
-    assert bool(info.finite)
-    assert bool(info.inside)
+    x = np.asarray(jax.jit(vector)(q))
+    fisher = np.asarray(joint_fisher(q, THETA, CELL))
     # The Fisher of the joint is a block for the weights and one for each component.
-    blocks = jnp.zeros_like(fisher).at[0, 0].set(1).at[1:3, 1:3].set(1).at[3:, 3:].set(1)
+    blocks = np.zeros_like(fisher)
+    blocks[0, 0] = blocks[1:3, 1:3] = blocks[3:, 3:] = 1
     np.testing.assert_allclose(fisher * (1 - blocks), 0.0, atol=1e-10)
-    # The decrement is ½⟨d, F d⟩, and the bound the free energy.
-    _, info, _ = jax.jit(lambda state: rule.advance(loss, state, diagnose=True))(rule.init(q))
-    np.testing.assert_allclose(info.decrement, 0.5 * natural @ fisher @ natural, rtol=1e-6)
-    if temperature == 1:
-        np.testing.assert_allclose(info.bound, -free_energy(x), atol=1e-8)
-        np.testing.assert_allclose(jax.jit(lambda q: rule.bound(loss, q))(q), -free_energy(x), atol=1e-8)
+    for temperature in (1.0, 0.3):
+        energy, slope = free_energy_at(q, x, temperature)
+        natural = np.linalg.solve(fisher, slope)
+        rule = blr.Rule(type(q.components), blr.Quadrature(90), curvature, blr.Steps(0.05, temperature=temperature))
+        moved, info, told, bound = taken(rule.replace(family=blr.Mixture), q)
+        np.testing.assert_allclose(moved, x - 0.05 * natural, atol=2e-8)
+        assert bool(info.finite)
+        assert bool(info.inside)
+        # The decrement is ½⟨d, F d⟩, and the bound the free energy.
+        np.testing.assert_allclose(told.decrement, 0.5 * natural @ fisher @ natural, rtol=1e-6)
+        if temperature == 1:
+            np.testing.assert_allclose(told.bound, -energy, atol=1e-8)
+            np.testing.assert_allclose(bound, -energy, atol=1e-8)
 
 
 def test_fixed_weights_stay():

@@ -20,7 +20,11 @@ RATE, TEMPERATURE, MOMENTUM = 0.1, 0.7, 0.1
 # Almost all the time goes into compiling: each family is compiled a few times in all, and lightly.
 compiled = functools.partial(
     jax.jit,
-    compiler_options={"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True},
+    compiler_options={
+        "xla_backend_optimization_level": 0,
+        "xla_llvm_disable_expensive_passes": True,
+        "xla_cpu_use_fusion_emitters": False,
+    },
 )
 
 

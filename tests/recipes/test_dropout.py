@@ -97,21 +97,22 @@ def test_weighted_by_z_over_keep_the_masks_are_unbiased(name):
     rule = dropped(GAUSSIANS[name], KEEP)
     q = rule.init(PARAMS, OBJECTIVE).q
     masks, weights = every_mask(q)
-    found = rule.curvature.measure(OBJECTIVE, q, EveryMask(), DATA, None, None)
+    found = jax.jit(lambda q: rule.curvature.measure(OBJECTIVE, q, EveryMask(), DATA, None, None))(q)
 
     def expected_loss(mean):
         at = lambda z: OBJECTIVE.data(jax.tree.map(jnp.multiply, z, mean), DATA)[0]
         return jnp.sum(weights * jax.vmap(at)(masks))
 
-    np.testing.assert_allclose(found.value, expected_loss(PARAMS), rtol=1e-12)
+    value, slope = jax.jit(jax.value_and_grad(expected_loss))(PARAMS)
+    np.testing.assert_allclose(found.value, value, rtol=1e-12)
     keep = {"first": {"w": 0.8, "b": 1.0}, "second": 0.6}
-    slope = jax.tree.map(jnp.divide, jax.grad(expected_loss)(PARAMS), keep)
+    slope = jax.tree.map(lambda g, k: np.asarray(g) / k, slope, keep)
     for mine, theirs in zip(jax.tree.leaves(found.gradient), jax.tree.leaves(slope), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-13)
     if name == "newton":
         flat, unravel = jax.flatten_util.ravel_pytree(PARAMS)
-        hessian = jax.hessian(lambda v: expected_loss(unravel(v)))(flat)
-        full, _ = jax.flatten_util.ravel_pytree(jax.tree.map(lambda k, m: jnp.full(m.shape, k), keep, PARAMS))
+        hessian = np.asarray(jax.jit(jax.hessian(lambda v: expected_loss(unravel(v))))(flat))
+        full = np.concatenate([np.full(m.size, k) for k, m in zip(*map(jax.tree.leaves, (keep, PARAMS)), strict=True)])
         units = np.array([0, 1, 2, 2, 3, 3, 4, 4, 5, 6])  # biases and weights, in the order of the ravelled tree
         same = units[:, None] == units[None, :]
         divided = hessian / np.where(same, full[:, None], full[:, None] * full[None, :])
@@ -121,7 +122,7 @@ def test_weighted_by_z_over_keep_the_masks_are_unbiased(name):
 def test_drawn_masks_average_to_the_enumeration():
     rule = blr.dropout(0.1, KEEP, samples=4000)
     q = rule.init(PARAMS, OBJECTIVE).q
-    spots = rule.points.at(q, jax.random.key(0))
+    spots = jax.jit(lambda q, key: rule.points.at(q, key))(q, jax.random.key(0))
     for name, keep in (("first", 0.8), ("second", 0.6)):
         z = np.asarray(spots.factors[0]["first"]["w"] if name == "first" else spots.factors[0]["second"]) * keep
         assert set(np.unique(np.round(z, 12))) <= {0.0, 1.0}
@@ -133,9 +134,9 @@ def test_predictive_mean_is_keep_times_m():
     q = blr.dropout(0.1, KEEP).init(PARAMS, OBJECTIVE).q
     np.testing.assert_allclose(q.mean["first"]["w"], 0.8 * PARAMS["first"]["w"])
     np.testing.assert_allclose(q.mean["first"]["b"], PARAMS["first"]["b"])
-    draws = q.sample(jax.random.key(0), (20_000,))
-    spread = draws["second"].std(axis=0) / np.sqrt(20_000)
-    assert np.all(np.abs(draws["second"].mean(axis=0) - 0.6 * PARAMS["second"]) < 4.5 * spread)
+    draws = np.asarray(jax.jit(lambda q, key: q.sample(key, (20_000,))["second"])(q, jax.random.key(0)))
+    spread = draws.std(axis=0) / np.sqrt(20_000)
+    assert np.all(np.abs(draws.mean(axis=0) - 0.6 * np.asarray(PARAMS["second"])) < 4.5 * spread)
 
 
 def test_density_is_the_mixture_s():
@@ -146,9 +147,11 @@ def test_density_is_the_mixture_s():
     spike = stats.norm.pdf([0.2, -0.1], 0.0, 0.2).prod()
     assert float(q.log_prob(theta)) == pytest.approx(np.log(0.7 * slab + 0.3 * spike), abs=1e-12)
     wide = blr.SpikeSlab(blr.DiagonalGaussian(jnp.array([[30.0, -20.0]]), 4.0), 0.7, spike=25.0)
-    draws = wide.sample(jax.random.key(1), (20_000,))
-    values = -np.asarray(wide.log_prob(draws))
-    assert abs(values.mean() - float(wide.entropy())) < 4.5 * values.std() / np.sqrt(values.size)
+    log_prob, entropy = jax.jit(lambda q, key: (q.log_prob(q.sample(key, (20_000,))), q.entropy()))(
+        wide, jax.random.key(1)
+    )
+    values = -np.asarray(log_prob)
+    assert abs(values.mean() - float(entropy)) < 4.5 * values.std() / np.sqrt(values.size)
 
 
 def test_keep_probability_is_learnt():
@@ -198,7 +201,7 @@ def test_the_relaxation_s_bias_vanishes_with_it():
         weights = jax.vmap(lambda z: LEAST_SQUARES.data({"w": (z * WEIGHTS)[:, None]}, X)[0])(rows)
         return jnp.sum(chance * weights)
 
-    truth = float(jax.grad(expected)(0.6)) / 3
+    truth = float(jax.jit(jax.grad(expected))(0.6)) / 3
     biases = [relaxed_slope(0.6, relaxation) - truth for relaxation in (0.04, 0.02)]
     assert biases[0] / biases[1] == pytest.approx(2.0, rel=0.1)
     assert abs(biases[1]) < 0.01 * abs(truth)
@@ -214,7 +217,7 @@ def test_errors_say_what_to_do():
     learnt = blr.dropout(0.1, keep_rate=0.1).replace(points=blr.Masks())
     state = learnt.init(PARAMS, OBJECTIVE)
     with pytest.raises(ValueError, match=r"relaxation=0\.1"):
-        learnt.step(OBJECTIVE, state, DATA, jax.random.key(0))
+        jax.eval_shape(lambda: learnt.step(OBJECTIVE, state, DATA, jax.random.key(0)))
 
 
 def test_the_trajectory_is_optax_s_sgd_on_the_masked_loss():
@@ -224,14 +227,17 @@ def test_the_trajectory_is_optax_s_sgd_on_the_masked_loss():
     state, params = rule.init(PARAMS, plain), PARAMS
     sgd = optax.sgd(0.1)
     memory = sgd.init(params)
-    for i in range(30):
-        key = jax.random.key(i)
+
+    @jax.jit
+    def both(state, params, memory, key):
         z = rule.points.at(state.q, jax.random.clone(key)).factors[0]  # z/π₁
         masks = jax.tree.map(lambda f, k: f[0] * k, z, state.q.keep)
-        dropped = lambda p, z=masks: jnp.mean(jax.vmap(lambda e: loss(jax.tree.map(jnp.multiply, z, p), e))(DATA))
+        dropped = lambda p: jnp.mean(jax.vmap(lambda e: loss(jax.tree.map(jnp.multiply, masks, p), e))(DATA))
         slope = jax.tree.map(jnp.divide, jax.grad(dropped)(params), state.q.keep)
         updates, memory = sgd.update(slope, memory)
-        params = optax.apply_updates(params, updates)
-        state, _ = rule.step(plain, state, DATA, key)
+        return rule.step(plain, state, DATA, key)[0], optax.apply_updates(params, updates), memory
+
+    for i in range(30):
+        state, params, memory = both(state, params, memory, jax.random.key(i))
     for mine, theirs in zip(jax.tree.leaves(state.q.slab.mean), jax.tree.leaves(params), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12)

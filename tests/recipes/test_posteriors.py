@@ -119,8 +119,9 @@ def test_a_small_curvature_is_not_lost_behind_a_large_prior():
     objective = blr.Objective(loss, size=60_000, regularizer=1.0)
     rule = blr.adam(1e-3)
     state = rule.init(jnp.zeros(3, jnp.float32), objective)
+    step = jax.jit(lambda state, batch: rule.step(objective, state, batch)[0])
     for _ in range(3):
-        state, _ = rule.step(objective, state, jnp.ones((4, 3), jnp.float32))
+        state = step(state, jnp.ones((4, 3), jnp.float32))
     np.testing.assert_allclose(state.scale, 1e-12 * (1 - 0.999**3), rtol=1e-4)
     np.testing.assert_allclose(state.q.mean, -3e-3 * 1e-6 / (1e-6 + 1 / 60_000 + 1e-8), rtol=1e-3)
 
@@ -132,7 +133,7 @@ def breast_cancer():
     from sklearn.datasets import load_breast_cancer
 
     x, y = load_breast_cancer(return_X_y=True)
-    x = (x - x.mean(0)) / x.std(0)
+    x = ((x - x.mean(0)) / x.std(0))[:, :10]
     return jnp.asarray(np.column_stack([np.ones(len(y)), x])), jnp.asarray(2.0 * y - 1)
 
 
@@ -143,19 +144,19 @@ def test_bounds_rise_with_the_family():
         lambda f, y: jnp.logaddexp(0.0, -y * f), output=lambda w, x: x @ w, size=len(y), regularizer=1.0, linear=True
     )
     pieces = {"points": blr.Quadrature(12), "curvature": blr.GeneralizedGaussNewton()}
-    start = jnp.zeros(31)
+    start = jnp.zeros(11)
 
     def bound(rule, steps):
-        return blr.fit(rule, objective, start, (x, y), steps=steps).bound
+        return blr.fit(rule, objective, start, (x, y), steps=steps).trace["bound"][-1]
 
     low = {}
-    for rank in (1, 3, 10, 31):
+    for rank in (1, 3, 11):
         rule = blr.slang(0.2, rank=rank, averaging=0, decay=0.8, curvature=0.1).replace(**pieces)
-        low[rank] = bound(rule, 300)
-    diagonal = bound(blr.vogn(0.05, averaging=0, decay=0.95, curvature=0.1, relative=False).replace(**pieces), 1500)
+        low[rank] = bound(rule, 150)
+    diagonal = bound(blr.vogn(0.05, averaging=0, decay=0.95, curvature=0.1, relative=False).replace(**pieces), 400)
     full = bound(blr.newton(0.5).replace(**pieces), 60)
-    assert diagonal <= low[1] <= low[3] <= low[10] <= low[31] + 1e-6
-    assert low[31] == pytest.approx(full, abs=1e-4)
+    assert diagonal <= low[1] <= low[3] <= low[11] + 1e-6
+    assert low[11] == pytest.approx(full, abs=1e-4)
     assert full - diagonal > 1.0, "the order is not a tie"
 
 

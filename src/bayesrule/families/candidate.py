@@ -143,6 +143,14 @@ class Candidate(eqx.Module):
         unknown = [name for name in names if name not in q.blocks]
         if unknown:
             raise ValueError(f"There is no block {unknown[0]!r} to read at its peak, only {list(q.blocks)}.")
+        for name in names:
+            leaves = jax.tree.leaves(q.blocks[name].mode())
+            known = not any(isinstance(x, Tracer) for x in leaves)
+            if known and not all(bool(jnp.all(jnp.isfinite(x))) for x in leaves):
+                raise ValueError(
+                    f"The block {name!r} has no peak where it starts (a flat Dirichlet or Beta has none): start it "
+                    "from a member with one, such as Dirichlet(1 + weights)."
+                )
         read = lambda name, block: Peak(block) if name in names and not isinstance(block, Peak) else block
         return Product({name: read(name, block) for name, block in q.blocks.items()})
 

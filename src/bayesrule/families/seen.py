@@ -23,13 +23,14 @@ class Seen(eqx.Module):
     q: Any
     shift: PyTree
     still: PyTree
-    moments: Any
+    _moments: Any
+    moving: bool = eqx.field(static=True)
 
     def __init__(self, q: Any, shift: PyTree = None):
-        self.q, self.still = q, q.expectation()
+        self.q, self.still, self.moving = q, q.expectation(), shift is not None
         self.shift = jax.tree.map(jnp.zeros_like, self.still) if shift is None else shift
         # Once for all factors, so that what they say of the moments is added up before it is carried back to μ.
-        self.moments = q.moments(self.shift) if hasattr(getattr(q, "of", q), "moments") else None
+        self._moments = q.moments(self.shift) if hasattr(getattr(q, "of", q), "moments") else None
 
     @property
     def expectation(self) -> PyTree:
@@ -40,6 +41,15 @@ class Seen(eqx.Module):
     def member(self) -> Any:
         """The member of the family that has these expectation parameters."""
         return self.q.displaced(self.shift)
+
+    @property
+    def moments(self) -> tuple[Array, Array]:
+        """The mean and the covariance of a Gaussian."""
+        if self._moments is None:
+            raise ValueError(
+                f"this takes the mean and covariance of a Gaussian block, and got a {type(self.q).__name__}."
+            )
+        return self._moments
 
     @property
     def mean(self) -> Array:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from ..curvature import Gradient
 from ..families.base import ExponentialFamily
@@ -61,7 +60,7 @@ def vmp(rate: Number = 1.0, *, order: Order = None) -> Rule:
     >>> print(blr.vmp(order=["z", ("mean", "precision")]).steps)
     ρ = 1, in turn z, mean+precision
     """
-    return Rule(Product, Exact(), Gradient(), Steps(rate, sweep=_sweep(order)), name="vmp", section="5.3")
+    return Rule(Product, Exact(), Gradient(), Steps(rate, sweep=Sweep(order)), name="vmp", section="5.3")
 
 
 def ncvmp(rate: Number = 1.0, *, order: Order = None) -> Rule:
@@ -91,7 +90,7 @@ def svi(
     >>> print(blr.svi(0.5).steps)
     ρ = 0.5, block by block, ρ = 1 in local blocks
     """
-    steps = Steps(rate, sweep=_sweep(order, local=local_steps, together=together, tolerance=tolerance))
+    steps = Steps(rate, sweep=Sweep(order, local=local_steps, together=together, tolerance=tolerance))
     return Rule(Product, Exact(), Gradient(), steps, name="svi", section="5.3")
 
 
@@ -100,14 +99,15 @@ def em(*parameters: str, rate: Number = 1.0, order: Order = None, m_steps: int =
 
     The delta method on q(θ), $θ_* = ∇A^*_{yz}(E_{q}T_{yz})$: with λ the sum of the messages to a conjugate block, θ_* =
     argmax ⟨λ, T(θ)⟩ is the M-step. A Gaussian block with `Delta()` points takes Newton's steps instead, `m_steps` of
-    them (one is generalised EM). `parameters` names the blocks, by default all that are not local. A rate below 1 with
-    mini-batches is online EM, `order="parallel"` the parallel form. The bound is a lower bound on the log-likelihood.
+    them (one is generalised EM); far from the maximum replace the guard by `Backtracking(monotone=True)`. `parameters`
+    names the blocks, by default all that are not local. A rate below 1 with mini-batches is online EM,
+    `order="parallel"` the parallel form. The bound is a lower bound on the log-likelihood.
 
     >>> import bayesrule as blr
     >>> print(blr.em("theta").family)
     Product with theta at its peak
     """
-    sweep = _sweep(order, local=1, peaks=m_steps, tolerance=tolerance)
+    sweep = Sweep(order, local=1, peaks=m_steps, tolerance=tolerance)
     family = Candidate(Product).peaked(*parameters)
     return Rule(family, Exact(), Gradient(), Steps(rate, sweep=sweep), name="em", section="5.2")
 
@@ -126,12 +126,6 @@ def cvi(rate: Number = 1.0, *, sites: bool = False) -> Rule:
     """
     measured = Sites() if sites else Gradient()
     return Rule(Product, Exact(), measured, Steps(rate), Backtracking(), name="cvi", section="5.4")
-
-
-def _sweep(order: Order, **how: Any) -> Sweep:
-    if isinstance(order, str) and order != "parallel":
-        raise ValueError(f'order= lists blocks, or is "parallel", got {order!r}.')
-    return Sweep("parallel" if order == "parallel" else order, **how)
 
 
 def exponential_weights(rate: Number, *, lazy: bool = False) -> Rule:
