@@ -34,9 +34,7 @@ def advance_blocks(
     """`Rule.advance`, block by block: section 5.2's coordinate-wise steps."""
     rows = model.taken(batch)
     q = _picked(state.q, model, rows.index)
-    sweep = rule.steps.sweep
-    if sweep is None:
-        sweep = Sweep([tuple(group) for group in _apart(model) if group])
+    sweep = Sweep("parallel") if rule.steps.sweep is None else rule.steps.sweep
     groups = sweep.groups(model.order)
     if model.local and rows.index is None and rows.examples and model.rows(rows) != model.size:
         raise ValueError(
@@ -69,10 +67,6 @@ def _alike(model: Model, names: tuple[str, ...], rows: Rows) -> list[tuple[str, 
     if rows.weights is None and rows.index is None:
         return [names]
     return [part for part in (local, shared) if part]
-
-
-def _apart(model: Model) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    return tuple(model.local), tuple(name for name in model.order if name not in model.local)
 
 
 def _settled(
