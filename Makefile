@@ -16,8 +16,8 @@ demo: $(VENV)/core.stamp
 test: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
 test: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
 test: export JAX_PLATFORMS := cpu
-# And LLVM optimises less, which saves a third of it; `make test XLA_FLAGS=` is as users compile.
-test: export XLA_FLAGS ?= --xla_backend_optimization_level=0
+# And XLA optimises less, which saves half of it; `make test XLA_FLAGS=` is as users compile.
+test: export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false
 test: $(VENV)/dev.stamp
 	@mkdir -p $(JAX_COMPILATION_CACHE_DIR)
 	$(BIN)/python -m pytest $(ARGS)

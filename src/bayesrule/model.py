@@ -133,8 +133,12 @@ class Model(Objective):
             rows = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(given.get(name))}
             if rows - {(self.size,)}:
                 raise ValueError(f"The start of the local block {name!r} needs {self.size} rows, got {sorted(rows)}.")
-        spread = lambda q: jax.tree.map(lambda x: jnp.broadcast_to(x, (self.size, *jnp.shape(x))), q)
-        return Product({**{name: spread(q) for name, q in self.local.items()}, **self.blocks, **given})
+        rows = {name: self.local_start(name, self.size) for name in self.local if self.size is not None}
+        return Product({**rows, **self.blocks, **given})
+
+    def local_start(self, name: str, count: int) -> ExponentialFamily:
+        """A local block where it starts, for so many rows."""
+        return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), self.local[name])
 
     def sized(self, rows: int) -> Model:
         """The model of so many rows, unless it was built for another number."""
@@ -223,9 +227,6 @@ class Model(Objective):
         if observed is None or (isinstance(batch.examples[factor.data[-1]], Ragged) and value.ndim < 2):
             return value  # a factor that adds a row's entries up sees to its filling itself
         return where_observed(name, observed, value)
-
-    def _shaped(self, name: str, q: Product, batch: Rows, key: Any) -> Array:
-        return self.term(name, self.seen(q), batch, key)
 
     def terms(self, seen: Mapping[str, Seen], batch: PyTree, key: Any = None) -> dict[str, Array]:
         """Every factor's E log f, scaled to all of the data and summed."""
@@ -325,7 +326,7 @@ class Model(Objective):
                     )
             if any(isinstance(x, Tracer) for x in jax.tree.leaves(arrays)):
                 continue
-            shape = jax.eval_shape(partial(self._shaped, name), q, batch, jax.random.key(0)).shape
+            shape = _shaped.eval_shape(self, name, q, batch, jax.random.key(0)).shape
             if not arrays or isinstance(arrays[-1], Ragged):
                 continue
             partial_rows = isinstance(arrays[-1], Masked) or np.issubdtype(values_of(arrays[-1]).dtype, np.floating)
@@ -361,6 +362,11 @@ class Model(Objective):
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+@partial(jax.jit, static_argnames="name")  # never run: traced once for all fits of the same shapes
+def _shaped(model: Model, name: str, q: Product, batch: Rows, key: Any) -> Array:
+    return model.term(name, model.seen(q), batch, key)
 
 
 def _no_loss(*_: Any) -> None:

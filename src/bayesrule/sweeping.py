@@ -96,6 +96,10 @@ def _settled(
 
     if most == 1:
         return once(first)
+    if whole:
+        # Afresh at every visit: from where other topics left it, a document may not find its way to these.
+        count = jax.tree.leaves(first)[0].shape[0]
+        first = Product({name: model.local_start(name, count) for name in names})
 
     def again(part: Product, rows: Rows) -> Product:
         own = None if key is None else jax.random.clone(key)  # the same points, on purpose
@@ -137,7 +141,7 @@ def _repeated(once: Callable[[Product], Product], part: Product, most: int, leas
     return jax.lax.while_loop(unfinished, body, start)[0]
 
 
-_WIDTHS = 6
+_WIDTHS = 4
 
 
 def _in_groups(settle: Callable[[Product, Rows], Product], part: Product, rows: Rows, size: int) -> Product:

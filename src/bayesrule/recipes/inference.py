@@ -83,8 +83,9 @@ def svi(
 
     With mini-batches the factors' rows are scaled by N/M. A `rate` that is a function of the step count, such as
     $(t + t_0)^{−κ}$ with κ between ½ and 1, converges (Robbins and Monro). One step is a local block's optimum if its
-    messages do not depend on itself; else it takes up to `local_steps`, or until the mean change of λ in every row is
-    below `tolerance`, `together` rows at a time (by default all of them). With the whole data and ρ = 1 it is `vmp`.
+    messages do not depend on itself; else it takes up to `local_steps`, afresh from its start at every visit, or until
+    the mean change of λ in every row is below `tolerance`, `together` rows at a time (by default all of them). With the
+    whole data, ρ = 1 and one local step it is `vmp`.
 
     >>> import bayesrule as blr
     >>> print(blr.svi(0.5).steps)
