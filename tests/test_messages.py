@@ -51,7 +51,8 @@ def regression(kind, **how):
     return blr.Model({"w": prior}, {"prior": factors.prior("w", prior), "y": likelihood}, size=SIZE)
 
 
-def test_one_logistic_site():
+@pytest.mark.parametrize("rule", [blr.cvi(1.0), blr.ncvmp()], ids=lambda rule: rule.name)
+def test_one_logistic_site(rule):
     """Infer.NET's NonconjugateVMPTests: x ~ N(0, 1), one observation y = 1."""
     prior = blr.Gaussian(jnp.zeros(1), jnp.eye(1))
     terms = {
@@ -59,7 +60,7 @@ def test_one_logistic_site():
         "y": factors.bernoulli_logit("y", {"x": None}, points=blr.Quadrature(64)),
     }
     model = blr.Model({"x": prior}, terms)
-    result = blr.fit(blr.cvi(1.0), model, None, {"y": jnp.array([1.0])}, steps=50, tolerance=1e-20)
+    result = blr.fit(rule, model, None, {"y": jnp.array([1.0])}, steps=50, tolerance=1e-20)
     assert_allclose(result.q["x"].mean, 0.413126805979683, atol=1e-9)
     assert_allclose(1 / result.q["x"].precision, 0.828868291887001, atol=1e-9)
 
@@ -109,6 +110,23 @@ def test_sites_take_the_same_steps(kind):
         total = jax.tree.map(jnp.add, total, part)
     for one, other in zip(jax.tree.leaves(total), jax.tree.leaves(sites.q.natural()), strict=True):
         assert_allclose(one, other, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        blr.Steps(0.5, temperature=0.5),
+        blr.Steps(0.5, momentum=0.5),
+        blr.Steps(blr.Rates(0.5, 0.1)),
+        blr.Steps(0.5, sweep=blr.Sweep()),
+        blr.Steps(0.5, reverse=True),
+    ],
+    ids=["temperature", "momentum", "two rates", "sweep", "reverse"],
+)
+def test_sites_take_plain_steps_only(steps):
+    """Anything else would leave λ beside the sum of its sites."""
+    with pytest.raises(ValueError, match=r"Sites\(\) take plain steps of all blocks at once"):
+        blr.cvi(0.5, sites=True).replace(steps=steps)
 
 
 def test_sites_make_mini_batches_exact():

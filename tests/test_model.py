@@ -483,6 +483,9 @@ def test_more_wrong_ways_in():
             blr.fit(blr.vmp(), model, start, data, steps=1, **more)
     with pytest.raises(ValueError, match="mean and covariance of a Gaussian block, and got a Gamma"):
         blr.fit(blr.vmp(), blr.Model({"m": NOISE}, {"y": factors.normal("y", mean="m")}), None, {"y": Y}, steps=1)
+    coin = blr.Objective(lambda mu, y: -y * mu["p"][0], size=2)
+    with pytest.raises(ValueError, match="vmp takes a model's blocks in turn"):
+        blr.fit(blr.vmp(), coin, {"p": blr.Beta(1.0, 1.0)}, jnp.ones(2), steps=1)
     with pytest.raises(ValueError, match="order= lists blocks"):
         blr.vmp(order="backwards")
 

@@ -130,11 +130,11 @@ class Model(Objective):
                 f"The local blocks {list(self.local)} have a member for each row of the data: pass Model(…, size=N)."
             )
         for name in self.local:
-            rows = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(given.get(name))}
-            if rows - {(self.size,)}:
-                raise ValueError(f"The start of the local block {name!r} needs {self.size} rows, got {sorted(rows)}.")
-        rows = {name: self.local_start(name, self.size) for name in self.local if self.size is not None}
-        return Product({**rows, **self.blocks, **given})
+            counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(given.get(name))}
+            if counts - {(self.size,)}:
+                raise ValueError(f"The start of the local block {name!r} needs {self.size} rows, got {sorted(counts)}.")
+        own = {name: self.local_start(name, self.size) for name in self.local if self.size is not None}
+        return Product({**own, **self.blocks, **given})
 
     def local_start(self, name: str, count: int) -> ExponentialFamily:
         """A local block where it starts, for so many rows."""
@@ -232,13 +232,18 @@ class Model(Objective):
         """Every factor's E log f, scaled to all of the data and summed."""
         batch = self.taken(batch)
         found = {}
-        for place, name in enumerate(sorted(self.factors)):
-            own = None if key is None or not self.factors[name].random else jax.random.fold_in(key, place)
-            value = self.term(name, seen, batch, own)
+        for name in self.factors:
+            value = self.term(name, seen, batch, self.key_of(name, key))
             if self.weighed and self.per_row(self.factors[name]):
                 value = self._weighted(name, value, batch)
             found[name] = jnp.sum(value)
         return found
+
+    def key_of(self, name: str, key: Any) -> Any:
+        """A factor's own key, if it is looked at in random places."""
+        if key is None or not self.factors[name].random:
+            return None
+        return jax.random.fold_in(key, sorted(self.factors).index(name))
 
     def _weighted(self, name: str, value: Array, batch: Rows) -> Array:
         rows = self.count(batch)
@@ -333,16 +338,14 @@ class Model(Objective):
             if partial_rows and len(shape) < len(arrays[-1].shape):
                 whole_or_absent(name, factor.data[-1], arrays[-1], shape)
 
-    def culprit(self, q: Product, data: PyTree, key: Any = None) -> str:
+    def culprit(self, q: Product, data: PyTree) -> str:
         """Which factor's value or message is not finite, and for which block."""
-        batch, seen = self.taken(data), self.seen(q)
+        batch, zero = self.taken(data), {name: seen.shift for name, seen in self.seen(q).items()}
         for name, factor in self.factors.items():
-            own = jax.random.key(0) if key is None else key
 
-            def total(shift: PyTree, name: str = name, own: Any = own) -> Array:
-                return jnp.sum(self.term(name, self.seen(q, shift), batch, own))
+            def total(shift: PyTree, name: str = name) -> Array:
+                return jnp.sum(self.term(name, self.seen(q, shift), batch, jax.random.key(0)))
 
-            zero = {n: seen[n].shift for n in q.blocks}
             value, slope = jax.value_and_grad(total)(zero)
             if not bool(jnp.isfinite(value)):
                 return f"factor {name!r} on the blocks {list(factor.blocks)} has the value {float(value)}"

@@ -51,6 +51,8 @@ def check(family: Candidate, points: Points, curvature: Curvature, steps: Any, g
     if isinstance(curvature, Reparameterized) and member is not None and not member.reparameterized:
         raise ValueError(f"The samples of this {kind.__name__} are not all differentiable in λ: use Score() instead.")
     _check_points(points, curvature)
+    if curvature.remembers:
+        _check_sites(points, steps)
     abstract = kind in (Family, ExponentialFamily, GaussianFamily, Mixture)
     if conditional:
         _check_conditional(kind, points, curvature, member)
@@ -155,6 +157,19 @@ def _check_points(points: Points, curvature: Curvature) -> None:
         raise ValueError("Score() compares the loss across points, and Delta() is one point: use MonteCarlo(samples).")
     if isinstance(curvature, Reparameterized) and not isinstance(points, MonteCarlo):
         raise ValueError("Reparameterized() differentiates samples: use MonteCarlo(samples) points.")
+
+
+def _check_sites(points: Points, steps: Any) -> None:
+    """Every site moves as λ does, which is a sum of them: by one rate, towards its message."""
+    others = (steps.momentum, steps.average, steps.scaling, steps.sweep)
+    plain = isinstance(steps.temperature, float | int) and steps.temperature == 1 and steps.units == "natural"
+    if not isinstance(points, Exact):
+        raise ValueError("Sites() differentiate a model's factors in μ: use Exact() points, and points of the factors.")
+    if steps.reverse or steps.lazy or any(x is not None for x in others) or not plain or not _one_rate(steps):
+        raise ValueError(
+            "Sites() take plain steps of all blocks at once, since λ is to stay their sum: one rate, temperature 1, "
+            "no sweep, momentum, averaging, scaling, reverse or lazy form."
+        )
 
 
 def _structure(member: Any) -> str | None:

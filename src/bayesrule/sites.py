@@ -56,26 +56,18 @@ class Sites(Curvature):
         return {"outputs": (rows(mean), rows(spread)), "others": others}
 
     def measure(self, objective: Any, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any) -> Measured:
-        rows = objective.taken(batch)
-        total, fresh = q.natural(), {}
-        total = jax.tree.map(jnp.subtract, total, aux["start"])
-        for place, name in enumerate(sorted(objective.factors)):
-            own = None if key is None or not objective.factors[name].random else jax.random.fold_in(key, place)
-            new = message(objective, name, q, rows, own)
-            old = self._picked(objective, name, aux["factors"][name], rows)
-            change = jax.tree.map(jnp.subtract, new, old)
+        rows, fresh = objective.taken(batch), {}
+        # λ is the sum of the sites as they are: what changes is those that are looked at, and the start, which goes.
+        total = jax.tree.map(jnp.subtract, q.natural(), aux["start"])
+        for name in objective.factors:
+            fresh[name] = message(objective, name, q, rows, objective.key_of(name, key))
+            old = _picked(objective, name, aux["factors"][name], rows.index)
+            change = jax.tree.map(jnp.subtract, fresh[name], old)
             for block, part in pulled(objective, name, q, rows, change).items():
                 total[block] = jax.tree.map(jnp.add, total[block], part)
-            fresh[name] = new
-        terms = objective.terms(objective.seen(q), batch, key)
-        value = -sum(terms.values(), start=jnp.zeros(()))
+        value, _ = objective.expected(q, None, batch, None, key)
         gradient, curvature = q.derivatives(jax.tree.map(jnp.negative, total))
-        return Measured(value, gradient, curvature, {"fresh": fresh, "rows": rows.index, "weights": rows.weights})
-
-    def _picked(self, model: Model, name: str, site: PyTree, rows: Rows) -> PyTree:
-        if rows.index is None or not model.per_row(model.factors[name]):
-            return site
-        return _at(rows.index, site)
+        return Measured(value, gradient, curvature, {"fresh": fresh, "rows": rows.index})
 
     def carried(self, objective: Any, before: PyTree, seen: PyTree, rate: Any) -> PyTree:
         """Every site that was looked at, moved as λ has been: by ρ of the way."""
@@ -83,13 +75,10 @@ class Sites(Curvature):
         start = jax.tree.map(lambda x: (1 - jnp.asarray(rate, x.dtype)) * x, before["start"])
         factors, index = {}, seen["rows"]
         for name, site in before["factors"].items():
-            new = seen["fresh"][name]
-            if index is None or not objective.per_row(objective.factors[name]):
-                factors[name] = jax.tree.map(mixed, site, new)
-            else:
-                old = _at(index, site)
-                put = lambda whole, o, n: whole.at[index].set(mixed(o, n), mode="drop")
-                factors[name] = jax.tree.map(put, site, old, new)
+            moved = jax.tree.map(mixed, _picked(objective, name, site, index), seen["fresh"][name])
+            if index is not None and objective.per_row(objective.factors[name]):
+                moved = jax.tree.map(lambda whole, rows: whole.at[index].set(rows, mode="drop"), site, moved)
+            factors[name] = moved
         return {"start": start, "factors": factors}
 
 
@@ -97,7 +86,7 @@ def message(model: Model, name: str, q: Product, rows: Rows, key: Any = None) ->
     """λ̃ᵢ(μ) of one factor: for each block, for each row if it has rows; in the outputs' terms where they are linear."""
     factor = model.factors[name]
     if isinstance(factor, LinearFactor):
-        return _output_message(model, factor, name, q, rows, key)
+        return _output_message(model, factor, q, rows, key)
     zero = {block: Seen(q.blocks[block]).shift for block in factor.blocks}
     symmetric = lambda block, slope: q.blocks[block]._symmetric(slope)
 
@@ -117,7 +106,7 @@ def message(model: Model, name: str, q: Product, rows: Rows, key: Any = None) ->
     return _weighted(every, rows)
 
 
-def _output_message(model: Model, factor: LinearFactor, name: str, q: Product, rows: Rows, key: Any) -> PyTree:
+def _output_message(model: Model, factor: LinearFactor, q: Product, rows: Rows, key: Any) -> PyTree:
     """(ν, κ) of every row: its expected log-likelihood is ν f − ½ f κ f plus a constant, to q's first order."""
     seen = model.seen(q)
     data, observed = observed_part(factor, rows)
@@ -177,8 +166,10 @@ def pulled(model: Model, name: str, q: Product, rows: Rows, site: PyTree) -> dic
     return {b: q.blocks[b]._symmetric(part) for b, part in parts.items()} | summed(site["others"])
 
 
-def _at(index: Array, site: PyTree) -> PyTree:
-    """Some rows' sites; a row of no place, which fills a ragged batch, has none."""
+def _picked(model: Model, name: str, site: PyTree, index: Array | None) -> PyTree:
+    """The sites that a batch is about; a row of no place, which fills a ragged batch, has none."""
+    if index is None or not model.per_row(model.factors[name]):
+        return site
     return jax.tree.map(lambda x: x.at[index].get(mode="fill", fill_value=0), site)
 
 

@@ -21,7 +21,14 @@ from .steps import Steps, Sweep, at
 
 def sweeps(rule: Any, objective: Any, batch: PyTree) -> bool:
     """Whether a step takes blocks in turn: it says so, or local blocks stand alone beside rows that are weighted."""
-    if not isinstance(objective, Model) or objective.part:
+    if not isinstance(objective, Model):
+        if rule.steps.sweep is not None:
+            raise ValueError(
+                f"{rule.name} takes a model's blocks in turn, and this objective does not say which factor touches "
+                "which: give a blr.Model, or a rule for all of θ at once, such as conjugate()."
+            )
+        return False
+    if objective.part:
         return False
     picked = isinstance(batch, Rows) and not (batch.index is None and batch.weights is None)
     weighted = picked or isinstance(batch, Weighted)

@@ -7,11 +7,12 @@ from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import digamma, gammaln
+from jax.scipy.special import gammaln
 from jaxtyping import Array, Bool, Float, Key
 
 from .base import ExponentialFamily
 from .parameters import above, arrays, bare
+from .special import digamma
 
 
 class Gamma(ExponentialFamily):

@@ -8,11 +8,12 @@ from typing import ClassVar, Self
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
-from jax.scipy.special import digamma, multigammaln
+from jax.scipy.special import multigammaln
 from jaxtyping import Array, Bool, Float, Key
 
 from .base import ExponentialFamily
 from .parameters import above, arrays, bare
+from .special import digamma
 
 Matrix = Float[Array, "... D D"]
 
