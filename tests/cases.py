@@ -9,15 +9,18 @@ import jax
 import jax.numpy as jnp
 
 from bayesrule.families import (
+    BandedGaussian,
     Bernoulli,
     Beta,
     Categorical,
+    CategoricalChain,
     DiagonalGaussian,
     Dirichlet,
     ExponentialFamily,
     FixedGaussian,
     Gamma,
     Gaussian,
+    GaussianProcess,
     NormalGamma,
     NormalWishart,
     Poisson,
@@ -29,10 +32,14 @@ from bayesrule.families import (
 
 @dataclasses.dataclass(frozen=True)
 class FamilyCase:
-    """Three members along a leading axis; `whole` families have no batch axes and take them by vmap."""
+    """Three members along a leading axis; `whole` families have no batch axes and take them by vmap.
+
+    A `single` one has no use for leading axes at all: its arrays have fixed numbers of them.
+    """
 
     batched: Callable[[], ExponentialFamily]
     whole: bool = False
+    single: bool = False
 
     def member(self, index: int = 0) -> ExponentialFamily:
         batch = self.batched()
@@ -61,14 +68,37 @@ def _rows() -> jax.Array:
     return jnp.sin(jnp.arange(24.0)).reshape(3, 2, 4)[..., :3]
 
 
+def _sites() -> tuple[jax.Array, jax.Array]:
+    return jnp.cos(jnp.arange(9.0)).reshape(3, 3), -0.1 * jnp.arange(-1.0, 8.0).reshape(3, 3)
+
+
 FAMILIES: dict[str, FamilyCase] = {
     "FixedGaussian": FamilyCase(lambda: FixedGaussian(_weights(), _precisions(), batch_ndim=1)),
     "DiagonalGaussian": FamilyCase(lambda: DiagonalGaussian(_weights(), _precisions(), batch_ndim=1)),
     "Gaussian": FamilyCase(lambda: Gaussian(_weights(), _matrices())),
     "SharedGaussian": FamilyCase(lambda: SharedGaussian(_rows(), _matrices())),
+    "GaussianProcess": FamilyCase(
+        lambda: jax.vmap(lambda sites: GaussianProcess(_matrices()[0], _rows()[0, 0], sites))(_sites()),
+        whole=True,
+        single=True,
+    ),
     "Bernoulli": FamilyCase(lambda: Bernoulli(_weights()), whole=True),
     "Categorical": FamilyCase(
         lambda: Categorical(jnp.array([[0.1, 1.0, -0.5, 0.3], [0.0, 0.5, 0.1, -0.4], [2.0, 0.0, 1.0, 3.0]]))
+    ),
+    "BandedGaussian": FamilyCase(
+        lambda: BandedGaussian(
+            _rows(),
+            _matrices()[:, None] + jnp.array([0.5, 1.0])[:, None, None] * jnp.eye(3),
+            0.3 * _matrices()[:, None, ::-1],
+        )
+    ),
+    "CategoricalChain": FamilyCase(
+        lambda: CategoricalChain(
+            jnp.array([0.5, 0.2, 0.3]),
+            jnp.array([[0.6, 0.3, 0.1], [0.1, 0.7, 0.2], [0.4, 0.4, 0.2]]),
+            jnp.sin(jnp.arange(27.0)).reshape(3, 3, 3),
+        )
     ),
     "Poisson": FamilyCase(lambda: Poisson(jnp.array([3.0, 4.5, 0.2]))),
     "Dirichlet": FamilyCase(lambda: Dirichlet(jnp.array([[1.5, 2.0, 4.0], [1.0, 2.5, 3.0], [0.6, 0.8, 9.0]]))),

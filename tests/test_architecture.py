@@ -21,7 +21,7 @@ FLOORS = (
     {"families"},
     {"objective", "regularizer", "points", "relaxed", "guards", "per_example", "per_example_ops"},
     {"measured", "outputs", "curvature", "hessians", "score", "pairing"},
-    {"spots", "factor", "linear_factor", "factors", "expected_logs", "rows", "model", "sites"},
+    {"spots", "factor", "linear_factor", "sequence_factor", "factors", "expected_logs", "rows", "model", "sites"},
     {"state"},
     {"stacked", "search", "sweeping"},
     {"rule"},

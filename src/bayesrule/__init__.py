@@ -29,10 +29,11 @@ _MODULES = {
     "leaving": "LeaveOneOut leave_one_out",
     "prediction": "predict",
     "metrics": "",
-    "evidence": "empirical_bayes",
+    "evidence": "empirical_bayes tuned",
     "families": "FixedGaussian DiagonalGaussian Gaussian SharedGaussian LowRankGaussian KroneckerGaussian SpikeSlab "
-    "Mixture StudentT SkewGaussian Bernoulli Categorical Dirichlet Beta Gamma Wishart NormalGamma NormalWishart "
-    "Poisson Product Peak Family ExponentialFamily",
+    "Mixture StudentT SkewGaussian Bernoulli Categorical CategoricalChain Dirichlet Beta Gamma Wishart NormalGamma "
+    "NormalWishart Poisson Product Peak GaussianProcess GaussianChain BandedGaussian StateSpace Family "
+    "ExponentialFamily",
     "recipes": "sgd rmsprop adam dropout ogn oggn vogn voggn ivon slang straight_through bayesbinn "
     "gradient_descent newton von multimodal conjugate laplace em svi vmp ncvmp cvi exponential_weights table",
 }

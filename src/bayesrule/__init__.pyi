@@ -4,10 +4,13 @@ from .curvature import Gradient as Gradient
 from .curvature import SquaredGradient as SquaredGradient
 from .curvature import Stein as Stein
 from .evidence import empirical_bayes as empirical_bayes
+from .evidence import tuned as tuned
 from .factor import Factor as Factor
+from .families import BandedGaussian as BandedGaussian
 from .families import Bernoulli as Bernoulli
 from .families import Beta as Beta
 from .families import Categorical as Categorical
+from .families import CategoricalChain as CategoricalChain
 from .families import DiagonalGaussian as DiagonalGaussian
 from .families import Dirichlet as Dirichlet
 from .families import ExponentialFamily as ExponentialFamily
@@ -15,6 +18,8 @@ from .families import Family as Family
 from .families import FixedGaussian as FixedGaussian
 from .families import Gamma as Gamma
 from .families import Gaussian as Gaussian
+from .families import GaussianChain as GaussianChain
+from .families import GaussianProcess as GaussianProcess
 from .families import KroneckerGaussian as KroneckerGaussian
 from .families import LowRankGaussian as LowRankGaussian
 from .families import Mixture as Mixture
@@ -26,6 +31,7 @@ from .families import Product as Product
 from .families import SharedGaussian as SharedGaussian
 from .families import SkewGaussian as SkewGaussian
 from .families import SpikeSlab as SpikeSlab
+from .families import StateSpace as StateSpace
 from .families import StudentT as StudentT
 from .families import Wishart as Wishart
 from .fitting import Result as Result

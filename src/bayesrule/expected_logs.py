@@ -110,8 +110,9 @@ def linear_row(known: Any, f: Array, y: Array, *others: Any) -> Array:
 def bilinear(views: dict[str, Seen], known: dict[str, Array], y: Array) -> Array:
     left, right = views["left"], views["right"]
     x, vx, w, vw = left.mean, left.covariance, right.mean, right.covariance
-    if y.shape != (len(x), len(w)):  # one row of y beside all of x would broadcast, and count N times
-        raise ValueError(f"{len(x)} rows of the left block and {len(w)} of the right one do not make up {y.shape}.")
+    if y.shape != (*x.shape[:-1], len(w)):  # one row of y beside all of x would broadcast, and count N times
+        rows = x.shape[0] if x.ndim == 2 else x.shape[:-1]
+        raise ValueError(f"{rows} rows of the left block and {len(w)} of the right one do not make up {y.shape}.")
     if vx.ndim == x.ndim:
         vx = vx[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
     if vw.ndim == w.ndim:
@@ -122,7 +123,7 @@ def bilinear(views: dict[str, Seen], known: dict[str, Array], y: Array) -> Array
     size = x.shape[-1] ** 2
     outer = lambda m: (m[..., :, None] * m[..., None, :]).reshape(-1, size)
     vx, vw = vx.reshape(-1, size), vw.reshape(-1, size)
-    doubt = outer(x) @ vw.T + vx @ (vw + outer(w)).T
+    doubt = (outer(x) @ vw.T + vx @ (vw + outer(w)).T).reshape(y.shape)
     return 0.5 * (log - _LOG_2PI - scale * ((y - x @ w.T) ** 2 + doubt))
 
 
@@ -138,11 +139,14 @@ def bilinear_whole(
 
 
 def category(mu: Array, y: Array) -> Array:
+    if mu.ndim > 1:  # a row beside all plates
+        return mu.T.at[y[:, 0].astype(int)].get(mode="fill", fill_value=jnp.nan)
     return mu.at[y.astype(int)].get(mode="fill", fill_value=jnp.nan)  # a label that is none of them is an error
 
 
 def counts(mu: tuple[Array, Array], y: Array) -> Array:
-    return y * mu[0] - mu[1] - gammaln(y + 1.0)
+    logs = jnp.where(y == 0, 0.0, y * mu[0])  # 0 log 0 is 0, for a rate that EM puts there
+    return logs - mu[1] - gammaln(y + 1.0)
 
 
 def tosses(mu: tuple[Array, Array], y: Array) -> Array:
@@ -204,6 +208,14 @@ def poisson_expected(mean: Array, variance: Array, y: Array) -> Array:
     return y * mean - jnp.exp(mean + 0.5 * variance) - gammaln(y + 1.0)
 
 
+def volatility(f: Array, y: Array) -> Array:
+    return -0.5 * (_LOG_2PI + f + y**2 * jnp.exp(-f))
+
+
+def volatility_expected(mean: Array, variance: Array, y: Array) -> Array:
+    return -0.5 * (_LOG_2PI + mean + y**2 * jnp.exp(-mean + 0.5 * variance))
+
+
 def softmax(f: Array, y: Array) -> Array:
     return f.at[y.astype(int)].get(mode="fill", fill_value=jnp.nan) - jax.nn.logsumexp(f)
 
@@ -216,3 +228,32 @@ def student(dof: Array, scale: Array, f: Array, y: Array) -> Array:
 
 def boltzmann(couplings: Array, fields: Array, mean: Array) -> Array:
     return 0.5 * mean @ couplings @ mean + fields @ mean
+
+
+def dynamics(views: dict[str, Seen], known: dict[str, Array]) -> Array:
+    r"""Σ_t E log N(x_{t+1} | Ax_t, diag 1/λ), a term for each chain and state, from sums of μ over the steps."""
+    _, square, crossed = views["states"].expectation
+    ahead = jnp.sum(jnp.diagonal(square[..., 1:, :, :], axis1=-2, axis2=-1), axis=-2)
+    total, both = jnp.sum(square[..., :-1, :, :], axis=-3), jnp.sum(crossed, axis=-3)
+    rows, spread = _transition(views, known, square.shape[-1])
+    log, scale = scales("precision", views, known)
+    second = spread + rows[:, :, None] * rows[:, None, :]
+    misses = ahead - 2 * jnp.sum(both * rows, axis=-1) + jnp.einsum("ijk,...jk->...i", second, total)
+    return 0.5 * (crossed.shape[-3] * (log - _LOG_2PI) - scale * misses)
+
+
+def _transition(views: dict[str, Seen], known: dict[str, Array], size: int) -> tuple[Array, Array]:
+    """The rows of A, and each row's covariance."""
+    if "transition" not in views:
+        return known["transition"], jnp.zeros((size, size, size))
+    rows, spread = views["transition"].mean, views["transition"].covariance
+    if spread.ndim == rows.ndim:
+        spread = spread[..., None] * jnp.eye(size, dtype=spread.dtype)
+    return rows, spread
+
+
+def beginning(mean: Array, precision: Array, states: Seen) -> Array:
+    """E log N(x_0 | m₀, P₀⁻¹)."""
+    first, square = states.expectation[0][..., 0, :], states.expectation[1][..., 0, :, :]
+    far = jnp.sum(precision * square, axis=(-2, -1)) - 2 * first @ (precision @ mean) + mean @ precision @ mean
+    return 0.5 * (jnp.linalg.slogdet(precision)[1] - len(mean) * _LOG_2PI - far)

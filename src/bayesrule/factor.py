@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -45,6 +45,8 @@ class Factor(eqx.Module):
     of: str = eqx.field(static=True)
     features: Callable[[Array], Array] | None = eqx.field(static=True)
     said: str = eqx.field(static=True)
+    sees_missing: ClassVar[bool] = False
+    """Whether `value` also takes `observed`, which entries there are, and sees to the missing ones itself."""
 
     def __init__(
         self,
@@ -79,6 +81,10 @@ class Factor(eqx.Module):
         arrays = [data[name] for name in self.data]
         keys = [None] * len(self.blocks) if key is None else list(jax.random.split(key, len(self.blocks)))
         return jnp.asarray(self._over(0, (), seen, arrays, keys, local))
+
+    def entries(self, value: Array, seen: Mapping[str, Seen], data: Mapping[str, Array], key: Any) -> Array:
+        """In the shape of the observations that may be missing by themselves: by default every entry of the value."""
+        return value
 
     def _over(self, place: int, views: tuple, seen: Any, arrays: list[Array], keys: list, local: Any) -> Array:
         """The expectation over the blocks from this place on, given those before it."""

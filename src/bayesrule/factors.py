@@ -13,11 +13,13 @@ from . import expected_logs as logs
 from .factor import Factor, prior
 from .linear_factor import LinearFactor
 from .points import Points, Quadrature
+from .sequence_factor import SequenceFactor
 
 Given = str | float | Array
 """A block's name, or a known number or array."""
 
 __all__ = [
+    "beginning",
     "bernoulli",
     "bernoulli_logit",
     "bernoulli_probit",
@@ -26,7 +28,9 @@ __all__ = [
     "categorical",
     "category",
     "choice",
+    "dynamics",
     "gaussian",
+    "hidden_markov",
     "likelihood",
     "linear",
     "mixture",
@@ -37,6 +41,7 @@ __all__ = [
     "prior",
     "softmax",
     "student_t",
+    "volatility",
     "words",
 ]
 
@@ -95,12 +100,28 @@ def linear(observed: str, predictors: Mapping[str, str | None], *, precision: Gi
 def bilinear(observed: str, left: str, right: str, *, precision: Given = 1.0) -> Factor:
     """y_nd ~ N(w_d·x_n, 1/precision) with both unknown: `left` has a row for each n, `right` for each d (PCA).
 
-    A `SharedGaussian` as `left` is fastest, and exact where all of y is observed, which it asks for.
+    A `SharedGaussian` as `left` is fastest, and exact where all of y is observed, which it asks for. With the states of
+    chains as `left`, a `BandedGaussian`, y is (…, T, M).
     """
     names, known = _named(left=left, right=right, precision=precision)
     return Factor(
         logs.Bound(logs.bilinear, tuple(names), known), *names.values(), data=observed, of="seen", said="bilinear"
     )
+
+
+# The states of a chain, a `BandedGaussian` block.
+
+
+def dynamics(states: str, *, transition: Given, precision: Given = 1.0) -> Factor:
+    """x_{t+1} ~ N(Ax_t, 1/precision): `transition` is a Gaussian block of D rows, or A itself; `precision` D gammas."""
+    names, known = _named(states=states, transition=transition, precision=precision)
+    return Factor(logs.Bound(logs.dynamics, tuple(names), known), *names.values(), of="seen", said="dynamics")
+
+
+def beginning(states: str, *, mean: Array, precision: Array) -> Factor:
+    """The first state of a chain ~ N(mean, Λ⁻¹), both known."""
+    function = Partial(logs.beginning, jnp.asarray(mean, float), jnp.asarray(precision, float))
+    return Factor(function, states, of="seen", said="beginning")
 
 
 # Choices.
@@ -129,6 +150,18 @@ def mixture(weights: str, components: Factor) -> Factor:
     sweep that updates z first needs no block for it. `weights` is a Dirichlet block.
     """
     return _of_components(Partial(logs.mixture, components), weights, components, "mixture")
+
+
+def hidden_markov(initial: str | Array, transitions: str | Array, components: Factor) -> SequenceFactor:
+    r"""Sequences whose steps choose among components by a Markov chain, the hidden states summed out where best.
+
+    $\log \sum_z \exp[E\logπ_{z_1} + \sum_t E\log A_{z_t z_{t+1}} + \sum_t E\log f(y_t \mid z_t)]$ for each row
+    (N, T, …) of the data. As with `mixture`, a step with `em` is one of Baum and Welch's, one with `vmp` a variational
+    one with the best q(z). `initial` is a Dirichlet block (K,) and `transitions` one with a plate for each state,
+    (K, K), or known probabilities; `components` is any factor whose blocks have K plates. Rows that end in NaN are
+    shorter sequences.
+    """
+    return SequenceFactor(initial, transitions, components)
 
 
 def _of_components(function: Any, first: str, components: Factor, said: str) -> Factor:
@@ -180,6 +213,14 @@ def poisson_exp(observed: str, predictors: Mapping[str, str | None], *, points: 
     closed = logs.poisson_expected if points is None else None
     return LinearFactor(
         logs.poisson, predictors, data=observed, points=points or Quadrature(32), closed=closed, said="poisson_exp"
+    )
+
+
+def volatility(observed: str, predictors: Mapping[str, str | None], *, points: Points | None = None) -> LinearFactor:
+    """y ~ N(0, e^f), f its log-variance; the expectation has y² e^{−m + v/2}, exact unless `points` are given."""
+    closed = logs.volatility_expected if points is None else None
+    return LinearFactor(
+        logs.volatility, predictors, data=observed, points=points or Quadrature(32), closed=closed, said="volatility"
     )
 
 

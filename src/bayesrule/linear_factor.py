@@ -53,6 +53,11 @@ class LinearFactor(Factor):
     def random(self) -> bool:
         return self.spread.random and self.closed is None
 
+    def width(self, block: Any) -> int:
+        """How many inputs a row has for a block."""
+        shape = jnp.shape(block.mode())
+        return shape[-1] if shape else 1
+
     def value(
         self, seen: Mapping[str, Seen], data: Mapping[str, Array], key: Any = None, local: frozenset[str] = frozenset()
     ) -> Array:
@@ -72,6 +77,11 @@ class LinearFactor(Factor):
     def given(self, mean: Array, spread: Array, seen: Mapping[str, Seen], data: Mapping[str, Array], key: Any) -> Array:
         """E log p(y_n | f_n) for every row, from its outputs' moments."""
         row, y = self._row(seen), data[self.data[-1]]
+        if len(mean) != len(y):
+            raise ValueError(
+                f"{len(mean)} outputs and {len(y)} rows of {self.data[-1]!r}: every output needs its row, NaN where it is "
+                "missing. A block whose entries are the outputs takes no mini-batches; one with inputs does."
+            )
         if self.closed is not None:
             others = self._others(seen)
             if spread.ndim > mean.ndim:  # a formula for each output by itself

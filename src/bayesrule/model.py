@@ -211,20 +211,29 @@ class Model(Objective):
         """Every block as factors see it, those of q displaced."""
         return self.fixed | {n: Seen(b, None if shift is None else shift[n]) for n, b in q.blocks.items()}
 
-    def term(self, name: str, seen: Mapping[str, Seen], batch: Rows, key: Any) -> Array:
-        """One factor's E log f, an entry for each row; 0 where the observation is missing."""
+    def observations(self, name: str, batch: Rows) -> tuple[dict[str, Array], Array | None]:
+        """A factor's data as it takes them, and which entries of what it observes there are (None: all)."""
         factor = self.factors[name]
         data, observed = observed_part(factor, batch)
         if factor.features is not None:
             made = batch.examples.get(_FEATURES + name)
             data[factor.data[-1]] = factor.features(data[factor.data[-1]]) if made is None else made
+        return data, observed
+
+    def term(self, name: str, seen: Mapping[str, Seen], batch: Rows, key: Any) -> Array:
+        """One factor's E log f, an entry for each row; 0 where the observation is missing."""
+        factor = self.factors[name]
+        data, observed = self.observations(name, batch)
+        more = {"observed": observed} if factor.sees_missing else {}
         try:
-            value = factor.value(seen, data, key, frozenset(self.local))
+            value = factor.value(seen, data, key, frozenset(self.local), **more)
         except (TypeError, ValueError) as error:
             blocks = {n: _shapes(seen[n].q) for n in factor.blocks}
             arrays = {n: jnp.shape(x) for n, x in data.items()}
             raise ValueError(f"Factor {name!r} on blocks {blocks} with data {arrays}: {error}") from error
-        if observed is None or (isinstance(batch.examples[factor.data[-1]], Ragged) and value.ndim < 2):
+        if observed is None or factor.sees_missing:
+            return value
+        if isinstance(batch.examples[factor.data[-1]], Ragged) and value.ndim < 2:
             return value  # a factor that adds a row's entries up sees to its filling itself
         return where_observed(name, observed, value)
 
@@ -369,7 +378,8 @@ class Model(Objective):
 
 @partial(jax.jit, static_argnames="name")  # never run: traced once for all fits of the same shapes
 def _shaped(model: Model, name: str, q: Product, batch: Rows, key: Any) -> Array:
-    return model.term(name, model.seen(q), batch, key)
+    seen, data = model.seen(q), model.observations(name, batch)[0]
+    return model.factors[name].entries(model.term(name, seen, batch, key), seen, data, key)
 
 
 def _no_loss(*_: Any) -> None:

@@ -21,7 +21,7 @@ REASONS = ("steps", "converged", "not finite", "left the domain", "stalled")
 RUNNING, _CONVERGED, NOT_FINITE, _OUTSIDE, _STALLED = range(5)
 
 
-def _batch(objective: Objective, data: PyTree, key: Any, order: Array, count: Array, size: int) -> tuple[PyTree, Array]:
+def picked(objective: Objective, data: PyTree, key: Any, order: Array, count: Array, size: int) -> tuple[PyTree, Array]:
     """The batch for a step count: without replacement in each epoch, shuffled by the epoch's own key."""
     rows = order.shape[0]
     ragged = objective.kind in ("examples", "rows")
@@ -94,7 +94,7 @@ def run_chunk(
         if batch_size is None:
             batch = data
         else:
-            batch, order = _batch(objective, data, shuffle_key, order, state.count, batch_size)
+            batch, order = picked(objective, data, shuffle_key, order, state.count, batch_size)
         now = jax.random.fold_in(step_key, state.count)
         new, info, measured = rule.advance(
             objective, state, parted(batch), now, diagnose=diagnose, strict=True, measured=measured

@@ -48,7 +48,7 @@ class Sites(Curvature):
             return {block: zeros(natural[block]) for block in factor.blocks}
         if not isinstance(factor, LinearFactor):
             return {block: zeros(natural[block], model.size) for block in factor.blocks}
-        inputs = {x: jnp.zeros((1, _width(q.blocks[b]))) for b, x in factor.predictors if x is not None}
+        inputs = {x: jnp.zeros((1, factor.width(q.blocks[b]))) for b, x in factor.predictors if x is not None}
         seen = {b: Seen(q.blocks[b]) for b, _ in factor.predictors}
         mean, spread = jax.eval_shape(lambda: factor.outputs(seen, inputs))
         rows = lambda like: jnp.zeros((model.size, *like.shape[1:]), like.dtype)
@@ -171,8 +171,3 @@ def _picked(model: Model, name: str, site: PyTree, index: Array | None) -> PyTre
     if index is None or not model.per_row(model.factors[name]):
         return site
     return jax.tree.map(lambda x: x.at[index].get(mode="fill", fill_value=0), site)
-
-
-def _width(q: Any) -> int:
-    shape = jnp.shape(q.mode())
-    return shape[-1] if shape else 1

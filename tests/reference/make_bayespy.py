@@ -1,4 +1,4 @@
-"""Makes data/bayespy.json: iterates of BayesPy 0.6.6 (numpy 1.26.4, scipy 1.13.1) on four models, sweep by sweep.
+"""Makes data/bayespy.json: iterates of BayesPy 0.6.6 (numpy 1.26.4, scipy 1.13.1) on five models, sweep by sweep.
 
     pip install bayespy==0.6.6 numpy==1.26.4 scipy==1.13.1 h5py==3.16.0 truncnorm==0.0.2 scikit-learn==1.9.1
     python tests/reference/make_bayespy.py [ap_corpus.npz]
@@ -26,6 +26,7 @@ from bayespy.nodes import (
     Gate,
     Gaussian,
     GaussianARD,
+    GaussianMarkovChain,
     Mixture,
     SumMultiply,
     Wishart,
@@ -167,6 +168,36 @@ def principal():
     }
 
 
+def chain():
+    """BayesPy's linear state-space example, small."""
+    size, observed_dim, dim = 40, 3, 2
+    rng = np.random.default_rng(0)
+    turn = np.array([[0.9, 0.3], [-0.3, 0.9]])
+    states = [rng.normal(size=dim)]
+    for _ in range(size - 1):
+        states.append(turn @ states[-1] + rng.normal(size=dim))
+    y = rng.normal(size=(observed_dim, dim)) @ np.array(states).T + 0.5 * rng.normal(size=(observed_dim, size))
+    y, start = np.round(y, 3), np.round(rng.normal(size=(observed_dim, dim)), 3)
+    alpha = Gamma(1e-3, 1e-3, plates=(dim,), name="alpha")
+    a = GaussianARD(0, alpha, shape=(dim,), plates=(dim,), name="A")
+    x = GaussianMarkovChain(np.zeros(dim), 0.1 * np.eye(dim), a, np.ones(dim), n=size, name="X")
+    gammas = Gamma(1e-3, 1e-3, plates=(dim,), name="gamma")
+    c = GaussianARD(0, gammas, shape=(dim,), plates=(observed_dim, 1), name="C")
+    tau = Gamma(1e-3, 1e-3, name="tau")
+    observed = GaussianARD(SumMultiply("d,d->", c, x), tau, name="y")
+    observed.observe(y)
+    a.initialize_from_parameters(0.5 * np.eye(dim), 10.0 * np.ones((dim, dim)))
+    c.initialize_from_parameters(start[:, None], 10.0 * np.ones((observed_dim, 1, dim)))
+    states_of = lambda node: {"mean": np.asarray(node.u[0]).tolist(), "second_moment": np.asarray(node.u[1]).tolist()}
+    blocks = {x: states_of, c: gaussian, gammas: gamma, a: gaussian, alpha: gamma, tau: gamma}
+    return {
+        "model": "x_1 ~ N(0, precision 0.1 I), x_{t+1} ~ N(A x_t, I), A_ij ~ N(0, precision alpha_j), C_md ~ N(0, "
+        "precision gamma_d), alpha, gamma, tau ~ Gamma(shape 1e-3, rate 1e-3), y_mt ~ N(c_m . x_t, precision tau)",
+        "data": {"y": y.tolist()},
+        **sweep(blocks, observed, state({c: gaussian, a: gaussian, alpha: gamma, gammas: gamma, tau: gamma})),
+    }
+
+
 def small_corpus(corpus, documents=50, vocabulary=200):
     """[(document, word, count)] of the first documents; words are numbered by falling frequency among them."""
     end = corpus["indptr"][documents]
@@ -219,13 +250,14 @@ def main() -> None:
         counts = json.loads(FILE.read_text())["lda"]["data"]["doc_word_count"]
     reference = {
         "name": "bayespy",
-        "description": "variational message passing on four conjugate models: bound after every sweep, state of every "
+        "description": "variational message passing on five conjugate models: bound after every sweep, state of every "
         "block at the start and after the first and the last sweep",
         "source": "BayesPy 0.6.6 (MIT) with numpy 1.26.4, scipy 1.13.1 and Python 3.11, by make_bayespy.py; "
         "corpus: lda-c example/ap.tgz, counts only",
         "normal_gamma": normal_gamma(),
         "mixture": mixture(),
         "pca": principal(),
+        "chain": chain(),
         "lda": topics(counts),
     }
     FILE.write_text(json.dumps(reference, separators=(",", ":")) + "\n")

@@ -110,6 +110,43 @@ def test_pca_with_ard():
     same(q["noise"], state["tau"], shape="shape", rate="rate")
 
 
+def test_linear_state_space():
+    """States, loadings and transitions all unknown, with a precision for every column of the latter two."""
+    case = REFERENCE["chain"]
+    start, size = case["start"], len(case["data"]["y"][0])
+    vague = {"scales": blr.Gamma(jnp.full(2, 1e-3), 1e-3), "rates": blr.Gamma(jnp.full(2, 1e-3), 1e-3)}
+    given = lambda name: blr.Gaussian(jnp.array(start[name]["mean"]), jnp.array(start[name]["precision"]))
+    model = blr.Model(
+        {
+            "loadings": given("C"),
+            "transition": given("A"),
+            "scales": blr.Gamma(jnp.ones(2), 1.0),
+            "rates": blr.Gamma(jnp.ones(2), 1.0),
+            "noise": blr.Gamma(1.0, 1.0),
+        },
+        {
+            **{f"prior of {name}": factors.prior(name, q) for name, q in vague.items()},
+            "prior of noise": factors.prior("noise", blr.Gamma(1e-3, 1e-3)),
+            "loadings": factors.gaussian("loadings", precision="scales"),
+            "transition": factors.gaussian("transition", precision="rates"),
+            "beginning": factors.beginning("states", mean=jnp.zeros(2), precision=0.1 * jnp.eye(2)),
+            "dynamics": factors.dynamics("states", transition="transition"),
+            "y": factors.bilinear("y", "states", "loadings", precision="noise"),
+        },
+        local={"states": blr.BandedGaussian.independent(size, 2)},
+    )
+    data = {"y": jnp.array(case["data"]["y"]).T[None]}
+    order = ["states", "loadings", "scales", "transition", "rates", "noise"]
+    q, state = swept(case, model, None, data, order)
+    assert_allclose(q["states"].mean[0], state["X"]["mean"], rtol=1e-8, atol=1e-10)
+    assert_allclose(q["states"].expectation()[1][0], state["X"]["second_moment"], rtol=1e-8)
+    same(q["loadings"], state["C"], mean="mean", precision="precision")
+    same(q["transition"], state["A"], mean="mean", precision="precision")
+    same(q["scales"], state["gamma"], shape="shape", rate="rate")
+    same(q["rates"], state["alpha"], shape="shape", rate="rate")
+    same(q["noise"], state["tau"], shape="shape", rate="rate")
+
+
 def test_lda():
     case = REFERENCE["lda"]
     size, words, topics = (case["data"][name] for name in ("documents", "vocabulary", "topics"))

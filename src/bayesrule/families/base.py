@@ -167,6 +167,10 @@ class ExponentialFamily(Family):
         """The member with this λ that shares everything else with this one (h, the shape of θ)."""
         return self.from_natural(natural)
 
+    def over(self, other: Any) -> Self:
+        """This λ over the other's base measure, which hyper-parameters may have changed; where h is fixed, itself."""
+        return self
+
     def inside(self, natural: PyTree | None = None) -> Bool[Array, "..."]:
         """Whether λ ∈ Ω; by default, whether A(λ) is finite."""
         return jnp.isfinite(self.log_partition(self.natural() if natural is None else natural))

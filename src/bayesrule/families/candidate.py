@@ -146,7 +146,8 @@ class Candidate(eqx.Module):
         for name in names:
             leaves = jax.tree.leaves(q.blocks[name].mode())
             known = not any(isinstance(x, Tracer) for x in leaves)
-            if known and not all(bool(jnp.all(jnp.isfinite(x))) for x in leaves):
+            flat = known and bool(jnp.any(getattr(q.blocks[name], "flat", False)))
+            if flat or (known and not all(bool(jnp.all(jnp.isfinite(x))) for x in leaves)):
                 raise ValueError(
                     f"The block {name!r} has no peak where it starts (a flat Dirichlet or Beta has none): start it "
                     "from a member with one, such as Dirichlet(1 + weights)."

@@ -60,11 +60,23 @@ class Dirichlet(ExponentialFamily):
         return start.with_expectation(expectation)
 
     def mode(self) -> Float[Array, "... K"]:
-        natural = self.natural()
-        return natural / jnp.sum(natural, axis=-1, keepdims=True)
+        """λ/Σλ; where λ = 0, as for a category of which nothing was seen, every θ is as good, and this the middle."""
+        natural, flat = self.natural(), self.flat[..., None]
+        total = jnp.where(flat, 1.0, jnp.sum(natural, axis=-1, keepdims=True))
+        return jnp.asarray(jnp.where(flat, 1 / natural.shape[-1], natural / total))
+
+    @property
+    def flat(self) -> Bool[Array, "..."]:
+        """Whether λ = 0: every θ has the same density."""
+        return jnp.all(self.natural() == 0, axis=-1)
+
+    def inner(self, natural: Float[Array, "... K"], statistics: Float[Array, "... K"]) -> Float[Array, "..."]:
+        return jnp.sum(jnp.where(natural == 0, 0.0, natural * statistics), axis=-1)  # 0 log 0 is 0
 
     def statistics(self, theta: Float[Array, "... K"]) -> Float[Array, "... K"]:
-        return jnp.log(theta)
+        theta = jnp.asarray(theta)
+        positive = theta > 0  # at 0, where EM puts what was never seen, no slope: it stays there
+        return jnp.asarray(jnp.where(positive, jnp.log(jnp.where(positive, theta, 1.0)), -jnp.inf))
 
     def log_partition(self, natural: Float[Array, "... K"]) -> Float[Array, "..."]:
         concentration = natural + 1

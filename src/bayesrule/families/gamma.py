@@ -63,7 +63,8 @@ class Gamma(ExponentialFamily):
 
     def statistics(self, theta: Float[Array, "..."]) -> tuple[Array, Array]:
         theta = jnp.asarray(theta)
-        return jnp.log(theta), theta
+        positive = theta > 0  # at 0, where EM puts the rate of counts that are all 0, no slope: it stays there
+        return jnp.where(positive, jnp.log(jnp.where(positive, theta, 1.0)), -jnp.inf), theta
 
     def log_partition(self, natural: tuple[Array, Array]) -> Float[Array, "..."]:
         shape = natural[0] + 1

@@ -1,0 +1,89 @@
+"""Small matrices, many at a time, written out: a call into a library costs more than the few operations it makes."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+_SMALL = 8
+
+
+def matmul(a: Float[Array, "... I K"], b: Float[Array, "... K J"]) -> Float[Array, "... I J"]:
+    """a @ b."""
+    size = a.shape[-1]
+    if size > _SMALL:
+        return a @ b
+    parts = [a[..., :, k, None] * b[..., None, k, :] for k in range(size)]
+    return sum(parts[1:], start=parts[0])
+
+
+def matvec(a: Float[Array, "... I K"], x: Float[Array, "... K"]) -> Float[Array, "... I"]:
+    """a @ x."""
+    return jnp.sum(a * x[..., None, :], axis=-1)
+
+
+def outer(x: Float[Array, "... I"], y: Float[Array, "... J"]) -> Float[Array, "... I J"]:
+    """x yᵀ."""
+    return x[..., :, None] * y[..., None, :]
+
+
+def symmetric(a: Float[Array, "... D D"]) -> Float[Array, "... D D"]:
+    """What rounding leaves of a symmetric matrix, made so."""
+    return 0.5 * (a + a.mT)
+
+
+def _eliminated(rows: Float[Array, "... D E"], least: Float[Array, "... D"]) -> Float[Array, "... D E"]:
+    """[M, B] to [U, U⁻ᵀB] with M = UᵀU, row by row; a pivot that is no more than the least counts as zero."""
+    size = least.shape[-1]
+    places = jnp.arange(size)
+
+    def once(k: Array, rows: Array) -> Array:
+        row = jax.lax.dynamic_index_in_dim(rows, k, axis=-2, keepdims=False)
+        pivot = jax.lax.dynamic_index_in_dim(row, k, axis=-1)
+        good = pivot > jax.lax.dynamic_index_in_dim(least, k, axis=-1)
+        scaled = jnp.where(good, row / jnp.sqrt(jnp.where(good, pivot, 1.0)), jnp.zeros((), row.dtype))
+        below = jnp.where(places > k, scaled[..., :size], 0.0)
+        rows = rows - outer(below, scaled)
+        return jnp.where((places == k)[:, None], scaled[..., None, :], rows)
+
+    return jax.lax.fori_loop(0, size, once, rows)
+
+
+def root(matrix: Float[Array, "... D D"]) -> Float[Array, "... D D"]:
+    """U with UᵀU = P, upper triangular, for a positive semi-definite P: where a pivot is zero, so is its row."""
+    sizes = jnp.diagonal(matrix, axis1=-2, axis2=-1)
+    return jnp.triu(_eliminated(matrix, 16 * jnp.finfo(matrix.dtype).eps * sizes))
+
+
+@jax.custom_jvp
+def posterior(
+    covariance: Float[Array, "... D D"], information: Float[Array, "... D D"]
+) -> tuple[Float[Array, "... D D"], Float[Array, "..."]]:
+    """K = (P⁻¹ + J)⁻¹ and log|I + PJ|, for any J that leaves them positive, however large or singular P is.
+
+    With P = UᵀU and I + UJUᵀ = LLᵀ, K = YᵀY, Y = L⁻¹U: a small variance does not come as the difference of two large
+    ones. NaN where they are not positive.
+    """
+    factor = root(covariance)
+    size = factor.shape[-1]
+    eye = jnp.eye(size, dtype=factor.dtype)
+    mixed = eye + matmul(matmul(factor, information), factor.mT)
+    both = jnp.concatenate([mixed, jnp.broadcast_to(factor, mixed.shape)], axis=-1)
+    found = _eliminated(both, jnp.zeros(mixed.shape[:-1], factor.dtype))
+    pivots = jnp.diagonal(found[..., :size], axis1=-2, axis2=-1)
+    pivots = jnp.where(pivots > 0, pivots, jnp.nan)
+    half = found[..., size:]
+    proper = jnp.where(jnp.isnan(jnp.sum(pivots, axis=-1)), jnp.nan, 0.0)
+    return matmul(half.mT, half) + proper[..., None, None], 2 * jnp.sum(jnp.log(pivots), axis=-1)
+
+
+@posterior.defjvp
+def _posterior_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[tuple, tuple]:
+    """dK = (I − KJ)dP(I − JK) − K dJ K,  d log|I + PJ| = tr (J − JKJ)dP + tr K dJ."""
+    (_, J), (dP, dJ) = primals, tangents
+    K, log_det = posterior(*primals)
+    kept = jnp.eye(J.shape[-1], dtype=J.dtype) - matmul(K, J)
+    change = matmul(matmul(kept, dP), kept.mT) - matmul(matmul(K, dJ), K)
+    slope = jnp.sum(matmul(J, kept) * dP.mT + K * dJ.mT, axis=(-2, -1))
+    return (K, log_det), (change, slope)

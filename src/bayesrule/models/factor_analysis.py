@@ -1,0 +1,108 @@
+"""Factor analysis and probabilistic PCA: rows as a few latent numbers times loadings, and noise."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .. import factors
+from ..families.gamma import Gamma
+from ..families.gaussian import Gaussian
+from ..families.shared import SharedGaussian
+from ..model import Model
+
+
+def factor_analysis(
+    y: Any,
+    size: int,
+    *,
+    noise: Literal["each", "one"] = "each",
+    priors: Literal["flat", "default"] = "flat",
+    shared: bool = False,
+    key: Any = None,
+) -> Model:
+    r"""$y_{nd} ∼ N(w_d^⊤x_n, 1/τ_d)$ with $x_n ∼ N(0, I)$ of `size` numbers, loadings w and precisions τ unknown.
+
+    `y` is (N, D), its columns centred; NaN is missing, entry by entry. Fit with `data={"y": y}`. Flat priors are
+    maximum likelihood, for `em("loadings", "noise")`; the default ones, for `vmp()` and `svi()`, give every column of
+    the loadings a precision of its own (a factor that is not needed fades) and all precisions Gamma(10⁻³, 10⁻³).
+    `noise="one"` has the same τ for all columns. `shared` keeps one covariance for all rows: several times faster,
+    where nothing is missing and no mini-batches are taken. The start is the principal components, drawn beyond those
+    (`key`).
+
+    >>> import bayesrule as blr, jax, jax.numpy as jnp
+    >>> y = jax.random.normal(jax.random.key(0), (50, 1)) * jnp.array([1.0, 2.0, -1.0])
+    >>> y = y - y.mean(0) + 0.1 * jax.random.normal(jax.random.key(1), (50, 3))
+    >>> result = blr.fit(blr.em("loadings", "noise"), factor_analysis(y, 1), None, {"y": y}, steps=50)
+    >>> bool(jnp.all(1 / result.q["noise"].mean < 0.03))
+    True
+    """
+    rows = np.asarray(y, float)
+    if rows.ndim != 2 or 0 in rows.shape:
+        raise ValueError(f"y has rows of numbers, (N, D), got {rows.shape}.")
+    if noise not in ("each", "one"):
+        raise ValueError(f'noise= is "each" (a precision for every column) or "one" for all, got {noise!r}.')
+    if priors not in ("flat", "default"):
+        raise ValueError(f'priors= is "flat" (maximum likelihood) or "default", got {priors!r}.')
+    if shared and np.any(np.isnan(rows)):
+        raise ValueError("Rows that are missing in part have covariances of their own: leave shared=True out.")
+    start, left = principal(rows, size, key)
+    spread = jnp.broadcast_to(10 * jnp.eye(size), (rows.shape[1], size, size))
+    latent = SharedGaussian(jnp.zeros((len(rows), size))) if shared else Gaussian(jnp.zeros(size), jnp.eye(size))
+    kind = jnp.mean(left) if noise == "one" else left
+    blocks: dict[str, Any] = {"loadings": Gaussian(start, spread), "noise": Gamma(jnp.full_like(kind, 2.0), kind)}
+    terms = {
+        "latent": factors.prior("latent", latent),
+        "y": factors.bilinear("y", "latent", "loadings", precision="noise"),
+    }
+    if priors == "default":
+        vague = Gamma(1e-3, 1e-3)
+        blocks["scales"] = Gamma(jnp.ones(size), 1.0)
+        terms |= {f"prior of {name}": factors.prior(name, vague) for name in ("scales", "noise")}
+        terms["loadings"] = factors.gaussian("loadings", precision="scales")
+    if shared:
+        return Model({"latent": latent, **blocks}, terms)
+    return Model(blocks, terms, local={"latent": latent})
+
+
+def ppca(
+    y: Any, size: int, *, priors: Literal["flat", "default"] = "flat", shared: bool = False, key: Any = None
+) -> Model:
+    r"""Probabilistic PCA, $y_n ∼ N(Wx_n, σ^2I)$: `factor_analysis` with one noise for all columns.
+
+    >>> print(ppca([[1.0, 2.0], [-1.0, 0.0], [0.0, -2.0]], 1))
+    Model with 3 blocks and 2 factors
+      latent    Gaussian[1], one for each row
+      loadings  Gaussian[2, 1]
+      noise     Gamma[]
+      log-joint, the sum of
+      latent    E log Gaussian prior(latent)
+      y         E log bilinear(latent, loadings, noise; y)
+    """
+    return factor_analysis(y, size, noise="one", priors=priors, shared=shared, key=key)
+
+
+def principal(rows: np.ndarray, size: int, key: Any) -> tuple[Float[Array, "D K"], Float[Array, " D"]]:
+    """The first principal axes, as long as their standard deviations, and what they leave of each column's variance."""
+    if not isinstance(size, int | np.integer) or size < 1:
+        raise ValueError(f"How many latent numbers a row has is a whole number above 0, got {size!r}.")
+    there = ~np.isnan(rows)
+    scarce, variance = there.sum(0) < 2, np.var(np.where(there, rows, 0.0), axis=0)
+    if np.any(np.isinf(rows)) or np.any(scarce):
+        raise ValueError(
+            f"The columns {np.flatnonzero(scarce | np.isinf(rows).any(0)).tolist()} are infinite or all but missing: "
+            "leave them out."
+        )
+    if np.any(variance == 0):
+        raise ValueError(f"The columns {np.flatnonzero(variance == 0).tolist()} do not vary: leave them out.")
+    filled = np.where(there, rows, 0.0)
+    _, values, vectors = np.linalg.svd(filled / np.sqrt(len(rows)), full_matrices=False)
+    found = (vectors * values[:, None]).T[:, :size]
+    random = np.random.default_rng(np.asarray(jax.random.key_data(jax.random.key(0) if key is None else key)))
+    more = np.sqrt(0.1 * variance)[:, None] * random.normal(size=(len(variance), max(0, size - found.shape[1])))
+    left = np.maximum(np.mean(filled**2, axis=0) - np.sum(found**2, axis=1), 0.05 * variance)
+    return jnp.asarray(np.concatenate([found, more], axis=1), float), jnp.asarray(left, float)

@@ -1,0 +1,160 @@
+"""Gaussian processes: a kernel, inputs and a likelihood make a model; every algorithm for models runs on it.
+
+The likelihood is any factor of outputs, `factors.bernoulli_logit("y", {"f": None})`: with the block {"f": None} its
+rows are the process's own outputs. `conjugate()` is exact for Gaussian noise, `cvi()` takes everything else, and the
+factor's points make the difference between variational inference and, with `Delta()`, Laplace's approximation.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Float
+
+from ..factors import linear
+from ..families.gaussian import Gaussian
+from ..families.gaussian_chain import GaussianChain
+from ..families.process import GaussianProcess
+from ..families.product import Product
+from ..families.sited import SitedGaussian
+from ..families.state_space import StateSpace
+from ..linear_factor import LinearFactor
+from ..model import Model
+from .kernels import Inputs, Kernel, columns
+from .sparse_gp import projected, single_output
+
+
+def prior(kernel: Kernel, x: Inputs, *, mean: float | Array = 0.0, through: str = "dense") -> SitedGaussian:
+    r"""The process at the inputs x, N(mean, k(x, x)): a block to start from, and to build a model of one's own with.
+
+    x is (N,) or (N, D). `through="chain"` runs the same process as a state space over sorted times, in linear time: for
+    Matérn kernels in one dimension.
+
+    >>> import jax.numpy as jnp
+    >>> from bayesrule.models.kernels import Matern32
+    >>> times = jnp.array([0.0, 0.5, 2.0])
+    >>> [type(prior(Matern32(), times, through=how)).__name__ for how in ("dense", "chain")]
+    ['GaussianProcess', 'GaussianChain']
+    """
+    x = _inputs(x)
+    if through == "dense":
+        return GaussianProcess(kernel(x), mean)
+    if through != "chain":
+        raise ValueError(
+            f'through= is "dense" (any kernel) or "chain" (a Matérn kernel over sorted times), got {through!r}.'
+        )
+    return GaussianChain(_centered(kernel.state_space(x), mean), len(x))
+
+
+def process(
+    kernel: Kernel, x: Inputs, likelihood: LinearFactor, *, mean: float | Array = 0.0, through: str = "dense"
+) -> Model:
+    r"""$f ∼ GP(mean, k)$ and $p(y_n \mid f(x_n))$: the model of any likelihood on a Gaussian process.
+
+    The block's name is the likelihood's, and the prior needs no factor: it is the block's base measure.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> from bayesrule.models.kernels import RBF
+    >>> x, y = jnp.array([-2.0, -1.0, 1.0, 2.0]), jnp.array([0.0, 0.0, 1.0, 1.0])
+    >>> for points in (blr.Delta(), blr.Quadrature(20)):                             # Laplace, variational inference
+    ...     model = process(RBF(), x, blr.factors.bernoulli_logit("y", {"f": None}, points=points))
+    ...     result = blr.fit(blr.cvi(), model, None, {"y": y}, steps=50, tolerance=1e-6)
+    ...     print(result.reason, round(float(result.q["f"].mean[3]), 3), round(result.bound, 3))
+    converged 0.579 -2.621
+    converged 0.602 -2.597
+    """
+    name = single_output(likelihood)
+    return Model({name: prior(kernel, x, mean=mean, through=through)}, {likelihood.data[-1]: likelihood}, size=len(x))
+
+
+def regression(
+    kernel: Kernel, x: Inputs, noise: float | Array, *, mean: float | Array = 0.0, through: str = "dense"
+) -> Model:
+    r"""$y_n ∼ N(f(x_n), noise)$ with a known noise variance: exact in one step of `conjugate()`.
+
+    The bound is then the log marginal likelihood.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> from bayesrule.models.kernels import RBF
+    >>> x, y = jnp.array([0.0, 1.0, 2.0]), jnp.array([0.0, 1.0, jnp.nan])               # NaN is a missing value
+    >>> result = blr.fit(blr.conjugate(), regression(RBF(), x, 0.1), None, {"y": y}, steps=1)
+    >>> [round(float(m), 3) for m in result.q["f"].mean], round(result.bound, 3)
+    ([0.072, 0.869, 0.695], -2.405)
+    """
+    return process(kernel, x, linear("y", {"f": None}, precision=1 / jnp.asarray(noise)), mean=mean, through=through)
+
+
+def predict(
+    q: Any, kernel: Kernel, x: Inputs, x_new: Inputs, *, mean: float = 0.0, full: bool = False
+) -> tuple[Float[Array, " M"], Array]:
+    """The mean and the variance of f at new inputs, or with `full` its covariance (M, M).
+
+    `q` is a fit's q, or the process's block; x are the inputs that it was built with (the inducing ones if it is
+    sparse), and `mean` the prior's.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> from bayesrule.models.kernels import RBF
+    >>> x = jnp.array([0.0, 1.0])
+    >>> q = blr.fit(blr.conjugate(), regression(RBF(), x, 0.1), None, {"y": jnp.array([0.0, 1.0])}, steps=1).q
+    >>> [round(float(z[0]), 3) for z in predict(q, RBF(), x, jnp.array([2.0]))]
+    [0.695, 0.614]
+    """
+    block = _process_of(q)
+    if isinstance(block, GaussianChain) and full:
+        raise ValueError("A chain gives the variance of every new output: for their covariance use the dense process.")
+    return _predicted(block, kernel, columns(x), columns(x_new), mean, full=full)
+
+
+@partial(jax.jit, static_argnames="full")
+def _predicted(block: Any, kernel: Kernel, x: Array, x_new: Array, mean: Any, *, full: bool) -> tuple[Array, Array]:
+    if isinstance(block, GaussianChain):
+        return _along(block, kernel, x[:, 0], x_new[:, 0], mean)
+    own = kernel(x_new) if full else kernel.diagonal(x_new)
+    if isinstance(block, GaussianProcess):
+        return block.elsewhere(kernel(x, x_new), own, mean)
+    weights = projected(kernel, x, x_new)
+    spread = weights @ block.covariance()
+    if full:
+        return mean + weights @ block.mean, own - weights @ weights.T + spread @ weights.T
+    return mean + weights @ block.mean, own + jnp.sum((spread - weights) * weights, axis=1)
+
+
+def _process_of(q: Any) -> Any:
+    kinds = SitedGaussian | Gaussian
+    found = [block for block in q.blocks.values() if isinstance(block, kinds)] if isinstance(q, Product) else [q]
+    if len(found) != 1 or not isinstance(found[0], kinds):
+        raise ValueError("predict takes a q with one process in it, or the block of one: predict(q['f'], …).")
+    return found[0]
+
+
+def _inputs(x: Any) -> Array:
+    rows = columns(x)
+    if not len(rows) or not (isinstance(rows, Tracer) or bool(jnp.all(jnp.isfinite(rows)))):
+        raise ValueError("A process needs inputs, at least one and all finite: only observations may be missing.")
+    return rows
+
+
+def _centered(space: StateSpace, mean: float | Array) -> StateSpace:
+    """The same process around a constant: its first state returns to it instead of to 0."""
+    level = jnp.asarray(mean, space.mean.dtype)
+    if level.ndim:
+        raise ValueError(
+            f"Through a chain the prior mean is one number, got the shape {level.shape}: subtract it from y."
+        )
+    state = level * space.covariance @ space.emission / (space.emission @ space.covariance @ space.emission)
+    offset = state - space.transition @ state
+    return StateSpace(space.transition, space.noise, space.emission, state, space.covariance, offset)
+
+
+def _along(block: GaussianChain, kernel: Kernel, old: Array, new: Array, mean: Any) -> tuple[Array, Array]:
+    """The chain over the old times and the new ones, which have no sites."""
+    order = jnp.argsort(jnp.concatenate([old, new]), stable=True)
+    pad = lambda site: jnp.concatenate([site, jnp.zeros(len(new), site.dtype)])[order]
+    space = _centered(kernel.state_space(jnp.concatenate([old, new])[order]), mean)
+    merged = GaussianChain(space, len(order), tuple(pad(site) for site in block.sites), block.parallel)
+    back = jnp.zeros(len(order), int).at[order].set(jnp.arange(len(order)))[len(old) :]
+    return merged.mean[back], merged.spread[back]

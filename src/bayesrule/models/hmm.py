@@ -1,0 +1,288 @@
+r"""Hidden Markov models: Gaussian, Poisson, categorical or any factor's emissions, and what is known of their states.
+
+    y = sequences([first, second])                                  # of different lengths; NaN is a missing value
+    model = gaussian_hmm(y, states=3)
+    result = blr.fit(blr.em(order="parallel"), model, None, {"y": y}, steps=100)    # Baum and Welch's algorithm
+    chances = smooth(*hidden(model, result.q, y))                   # q(z_t = k), (N, T, K)
+
+With `priors="default"` the same model is a Bayesian one, for `vmp(order="parallel")`, and for `svi(rate,
+order="parallel")` with `batch_size=` sequences at a time. All blocks move at once: the states are summed out where they
+are best, so that one step is a whole sweep.
+
+`filter`, `smooth`, `viterbi`, `log_likelihood` and `forecast` are functions of three arrays, which `hidden` reads off
+a fit: initial probabilities (K,), transitions (K, K) from the row's state to the column's, and the log-likelihood of
+every step under every state, (T, K) or (N, T, K).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from .. import factors
+from ..factor import Factor
+from ..families import markov
+from ..families.base import ExponentialFamily
+from ..families.dirichlet import Dirichlet
+from ..families.gamma import Gamma
+from ..families.seen import batch_shape
+from ..model import Model
+from ..rows import Rows
+from ..sequence_factor import SequenceFactor
+from .clusters import (
+    Counted,
+    Priors,
+    clustered,
+    counted,
+    drawn_categories,
+    gaussian_components,
+    moments,
+    pooled,
+    with_priors,
+)
+
+
+def sequences(y: Any, *, scalar: bool = False) -> Float[Array, "N T ..."]:
+    """One series or many as rows (N, T, D), those that are shorter filled up with NaN.
+
+    An array (T, D) or (T,) is one series, (N, T, D) are many; a list has one series after another, of any lengths. With
+    `scalar` a step is one number and not a vector: (T,) is one series, (N, T) are many, and rows are (N, T).
+
+    >>> sequences([[1.0, 2.0, 3.0], [4.0]], scalar=True).tolist()
+    [[1.0, 2.0, 3.0], [4.0, nan, nan]]
+    """
+    if isinstance(y, list | tuple) and not all(np.ndim(one) == 0 for one in y):
+        parts = [np.asarray(one, float) for one in y]
+        event = {part.shape[1:] for part in parts}
+        if len(event) > 1 or any(part.ndim == 0 for part in parts):
+            raise ValueError(f"A list of series has arrays (T, …) of one kind of step, got {[p.shape for p in parts]}.")
+        filled = np.full((len(parts), max(len(part) for part in parts), *event.pop()), np.nan)
+        for row, part in zip(filled, parts, strict=True):
+            row[: len(part)] = part
+        filled = filled[..., None] if filled.ndim == 2 and not scalar else filled
+    else:
+        filled = np.asarray(y, float) if not isinstance(y, jax.Array) else y
+        if not scalar and filled.ndim == 1:
+            filled = filled[:, None]
+        filled = filled[None] if filled.ndim == (1 if scalar else 2) else filled
+    if filled.ndim != (2 if scalar else 3) or 0 in filled.shape:
+        kind = "(T,) or (N, T)" if scalar else "(T,), (T, D) or (N, T, D)"
+        raise ValueError(f"Series are {kind} with at least one step, or a list of such, got shape {np.shape(filled)}.")
+    return jnp.asarray(filled, float)
+
+
+# Models.
+
+
+def hmm_of(
+    components: Factor,
+    blocks: Mapping[str, ExponentialFamily],
+    *,
+    initial: Any = None,
+    transitions: Any = None,
+    priors: Mapping[str, ExponentialFamily] | None = None,
+) -> Model:
+    r"""The model of any factor of one step: its blocks have a plate for each state, and say where they start.
+
+    `components` is a ready-made factor, E log f as a function of the blocks' μ, or log f of their values with points of
+    its own. The chain starts from the probabilities `initial` (K,) and `transitions` (K, K); by default from equal ones
+    and from staying half of the time. `priors` are members by block, also for "initial" and "transitions".
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> def log_laplace(center, y):                                 # a value for each state, (K, 1), and y (N·T,)
+    ...     return -jnp.abs(y - center) - jnp.log(2.0)
+    >>> components = blr.Factor(log_laplace, "center", data="y", points=blr.Quadrature(5))
+    >>> print(hmm_of(components, {"center": blr.Gaussian(jnp.array([[-1.0], [1.0]]), jnp.ones((2, 1, 1)))}))
+    Model with 3 blocks and 1 factors
+      initial      Dirichlet[2]
+      transitions  Dirichlet[2, 2]
+      center       Gaussian[2, 1]
+      log-joint, the sum of
+      y            E log hidden_markov of log_laplace(initial, transitions, center; y)
+    """
+    plates = {name: batch_shape(block) for name, block in blocks.items()}
+    counts = {shape[:1] for shape in plates.values()}
+    if len(counts) != 1 or counts == {()}:
+        raise ValueError(f"Every block of the components has a plate for each state, got plates {plates}.")
+    states = counts.pop()[0]
+    first = jnp.full(states, 1 / states) if initial is None else jnp.asarray(initial, float)
+    moves = 0.5 * (jnp.eye(states) + 1 / states) if transitions is None else jnp.asarray(transitions, float)
+    if first.shape != (states,) or moves.shape != (states, states):
+        raise ValueError(
+            f"{states} states have initial probabilities ({states},) and transitions ({states}, {states}), got "
+            f"{first.shape} and {moves.shape}."
+        )
+    chain = {"initial": Dirichlet(1 + first), "transitions": Dirichlet(1 + moves)}
+    terms = {f"prior of {name}": factors.prior(name, prior) for name, prior in (priors or {}).items()}
+    return _model(components, {**chain, **blocks}, terms)
+
+
+def gaussian_hmm(
+    y: Any,
+    states: int,
+    *,
+    covariance: Literal["full", "diag"] = "full",
+    priors: Priors = "flat",
+    key: Any = None,
+) -> Model:
+    r"""$y_t \mid z_t = k ∼ N(m_k, Λ_k^{−1})$, with full or diagonal precisions Λ_k in the block "states".
+
+    `y` is one series (T, D) or (T,), many (N, T, D), or a list; it says where the model starts, from a k-means
+    clustering of its steps (`key` seeds it). Fit with `data={"y": sequences(y)}`. Flat priors are maximum likelihood,
+    for `em`; the default ones, for `vmp` and `svi`, are Dirichlet(1) for the chain and, with m and S the mean and the
+    variances of all steps, a normal–Wishart of mean m, count 0.1, D + 2 degrees of freedom and E Λ = S⁻¹ (for each
+    entry a normal–gamma of shape 3/2). A dict gives other members for some. Where `covariance="diag"` the entries of a
+    step may be missing one by one, else a step is there or not. In float32 subtract the mean of y first.
+
+    >>> import bayesrule as blr, jax
+    >>> steps = jax.random.normal(jax.random.key(0), (200, 2)).at[100:].add(4.0)
+    >>> model = gaussian_hmm(steps, 2)
+    >>> result = blr.fit(blr.em(order="parallel"), model, None, {"y": sequences(steps)}, steps=10)
+    >>> sorted(round(float(m[0])) for m in result.q["states"].mean["mean"])
+    [0, 4]
+    """
+    rows = sequences(y)
+    found = clustered(rows, states, covariance, key)
+    components, flat, usual = gaussian_components(rows, found, covariance, "states")
+    return _typed(components, found, flat, priors, usual)
+
+
+def poisson_hmm(y: Any, states: int, *, priors: Priors = "flat", key: Any = None) -> Model:
+    """Counts y_t | z_t = k ∼ Poisson(rate_k), entry by entry; rates (K, D) in the block "states".
+
+    As `gaussian_hmm`; the default prior of a rate is a gamma of shape 1 whose mean is that of all counts.
+
+    >>> poisson_hmm([0.0, 1.0, 9.0, 8.0, 11.0, 0.0], 2).blocks["states"].mode().shape
+    (2, 1)
+    """
+    rows = sequences(y)
+    counts = np.asarray(rows)[~np.isnan(np.asarray(rows))]
+    if np.any(counts < 0) or np.any(counts != np.round(counts)):
+        raise ValueError("Poisson counts are 0, 1, 2, …: y has entries below 0 or between whole numbers.")
+    if not np.any(counts):
+        raise ValueError("All counts are 0, so that no state differs from another: there is nothing to fit.")
+    found = counted(jnp.sqrt(rows), states, key, whole=False)  # whose spread does not grow with the rate
+    weight, mean, _ = (jnp.asarray(x, float) for x in moments(rows, found, False))
+    flat = Gamma(1 + weight[:, None] * mean, weight[:, None])
+    usual = Gamma(jnp.ones(()), 1 / jnp.maximum(pooled(rows)[0], 1e-6))
+    return _typed(factors.poisson("y", rate="states"), found, flat, priors, usual)
+
+
+def categorical_hmm(
+    y: Any, states: int, *, categories: int | None = None, priors: Priors = "flat", key: Any = None
+) -> Model:
+    """Categories y_t | z_t = k ∼ probabilities (K, V) in the block "states"; y is 0, …, V − 1, NaN where missing.
+
+    `y` is (T,), (N, T) or a list; fit with `data={"y": sequences(y, scalar=True)}`. The start is random (`key`): how
+    often each category occurs, perturbed. The default prior is Dirichlet(1).
+
+    >>> categorical_hmm([0, 1, 1, 0, 2], 2).blocks["states"].mode().shape
+    (2, 3)
+    """
+    rows = np.asarray(sequences(y, scalar=True))
+    seen = rows[~np.isnan(rows)]
+    if np.any(seen != np.round(seen)) or np.any(seen < 0) or (categories is not None and np.any(seen >= categories)):
+        most = "" if categories is None else f", …, {categories - 1}"
+        raise ValueError(f"Categories are whole numbers 0, 1{most}, and NaN where missing: y has others.")
+    found, counts = drawn_categories(rows, states, categories, key)
+    components, usual = factors.category("y", probabilities="states"), Dirichlet(jnp.ones(counts.shape[1]))
+    return _typed(components, found, _from_counts(counts), priors, usual)
+
+
+def _from_counts(counts: np.ndarray) -> Dirichlet:
+    return Dirichlet(1 + jnp.asarray(counts, float))
+
+
+def _typed(
+    components: Factor, found: Counted, flat: ExponentialFamily, priors: Priors, usual: ExponentialFamily
+) -> Model:
+    """The model with priors by name, whose blocks start from them and from what was counted."""
+    states = len(found.initial)
+    blocks = {"initial": _from_counts(found.initial), "transitions": _from_counts(found.pairs), "states": flat}
+    known = {"initial": Dirichlet(jnp.ones(states)), "transitions": Dirichlet(jnp.ones(states)), "states": usual}
+    return _model(components, *with_priors(blocks, known, priors))
+
+
+def _model(components: Factor, blocks: dict[str, ExponentialFamily], terms: dict[str, Factor]) -> Model:
+    chain = factors.hidden_markov("initial", "transitions", components)
+    return Model(blocks, {**terms, components.data[-1]: chain})
+
+
+# States.
+
+
+class Hidden(NamedTuple):
+    """What is known of the states before and at each step: what `smooth` and the others take."""
+
+    initial: Float[Array, " K"]
+    transitions: Float[Array, "K K"]
+    log_likelihoods: Float[Array, "*N T K"]
+
+
+def hidden(model: Model, q: Any, y: Any) -> Hidden:
+    """The chain's probabilities at q's means, and E log f of every step under every state, 0 where it is missing.
+
+    `q` is a fit's (`em`'s are the estimates themselves); `y` are rows as in the fit, or all of its data by name.
+    """
+    name, factor = next(((n, f) for n, f in model.factors.items() if isinstance(f, SequenceFactor)), ("", None))
+    if factor is None:
+        raise ValueError("hidden() reads the states of a model with a hidden_markov factor, and this one has none.")
+    data = y if isinstance(y, dict) else {factor.data[-1]: y}
+    return _hidden(model, q, data, name)
+
+
+@partial(jax.jit, static_argnames="name")
+def _hidden(model: Model, q: Any, data: dict[str, Any], name: str) -> Hidden:
+    factor: Any = model.factors[name]
+    seen = model.seen(q)
+    arrays, observed = model.observations(name, Rows(data))
+    pairs = zip(factor.chain, ("initial", "transitions"), strict=True)
+    initial, transitions = (factor.known[role] if block is None else q[block].mean for block, role in pairs)
+    return Hidden(initial, transitions, factor.log_likelihoods(seen, arrays, observed)[0])
+
+
+def log_likelihood(initial: Any, transitions: Any, log_likelihoods: Any) -> Float[Array, "*N"]:
+    r"""$\log p(y_{1:T}) = \log \sum_z p(z) \prod_t f(y_t \mid z_t)$ of every sequence, by the forward algorithm."""
+    return markov.log_normalizer(*_logs(initial, transitions, log_likelihoods), None)
+
+
+def filter(initial: Any, transitions: Any, log_likelihoods: Any) -> Float[Array, "*N T K"]:
+    r"""$p(z_t = k \mid y_{1:t})$."""
+    return jnp.exp(markov.filtered(*_logs(initial, transitions, log_likelihoods)).log_probabilities)
+
+
+def smooth(initial: Any, transitions: Any, log_likelihoods: Any) -> Float[Array, "*N T K"]:
+    r"""$p(z_t = k \mid y_{1:T})$, by forward–backward. Past the last observation it is a forecast.
+
+    >>> import jax.numpy as jnp
+    >>> likelihoods = jnp.array([[0.9, 0.2], [0.9, 0.2], [0.1, 0.8], [0.9, 0.2], [0.9, 0.2]])
+    >>> smooth([0.5, 0.5], [[0.7, 0.3], [0.3, 0.7]], jnp.log(likelihoods))[:, 0].tolist()
+    [0.8673, 0.8204, 0.3075, 0.8204, 0.8673]
+    """
+    return markov.smoothed(*_logs(initial, transitions, log_likelihoods)).marginals
+
+
+def viterbi(initial: Any, transitions: Any, log_likelihoods: Any) -> tuple[Int[Array, "*N T"], Float[Array, "*N"]]:
+    r"""The most probable path $\arg\max_z p(z, y_{1:T})$, and the log of its joint probability."""
+    return tuple(markov.best_path(*_logs(initial, transitions, log_likelihoods)))
+
+
+def forecast(initial: Any, transitions: Any, log_likelihoods: Any, steps: int) -> Float[Array, "*N S K"]:
+    r"""$p(z_{T+s} = k \mid y_{1:T})$ for s = 1, …, `steps`."""
+    if steps < 1:
+        raise ValueError(f"steps= is how far to look ahead, a whole number above 0, got {steps!r}.")
+    matrix = jnp.asarray(transitions, float)
+    last = filter(initial, transitions, log_likelihoods)[..., -1, :]
+    onward = lambda chances, _: (chances @ matrix,) * 2
+    return jnp.moveaxis(jax.lax.scan(onward, last, None, length=steps)[1], 0, -2)
+
+
+def _logs(initial: Any, transitions: Any, log_likelihoods: Any) -> Sequence[Array]:
+    initial, transitions, found = (jnp.asarray(x, float) for x in (initial, transitions, log_likelihoods))
+    return jnp.log(initial), jnp.log(transitions), found

@@ -1,0 +1,145 @@
+"""Sparse Gaussian processes: the process given its values at a few inducing inputs, for data of any size.
+
+With u the whitened values at M inputs Z, $f(x) = a(x)·u + ε$, $a(x) = L^{-1}k(Z, x)$ for $LL^⊤ = k(Z, Z)$, and ε of
+variance $k(x, x) − |a(x)|^2$ what Z leaves open. u is an ordinary Gaussian block with the prior N(0, I), so that
+mini-batches, sites and natural gradients are what they are for any other block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
+from jaxtyping import Array, Float
+
+from ..factor import prior
+from ..families.gaussian import Gaussian
+from ..families.process import raised
+from ..families.seen import Seen
+from ..linear_factor import LinearFactor
+from ..model import Model
+from .kernels import Inputs, Kernel, columns
+
+
+class SparseFactor(LinearFactor):
+    """A likelihood of outputs a(x_n)·u, with the variance that the inducing values leave open in its expectation."""
+
+    kernel: Kernel
+    inducing: Float[Array, "M D"]
+    center: Array
+
+    def __init__(self, likelihood: LinearFactor, kernel: Kernel, inducing: Any, inputs: str, center: Any):
+        ((block, x),) = likelihood.predictors
+        if x is not None:
+            raise ValueError(
+                f"A process's likelihood takes its outputs, {{{block!r}: None}}, and this one inputs {x!r}."
+            )
+        LinearFactor.__init__(
+            self,
+            likelihood.function,
+            {block: inputs},
+            *likelihood.blocks[1:],
+            data=likelihood.data[-1],
+            points=likelihood.spread,
+            closed=likelihood.closed,
+            conjugate=likelihood.conjugate,
+            said=likelihood.said,
+        )
+        self.kernel, self.inducing, self.center = kernel, inducing, jnp.asarray(center, inducing.dtype)
+
+    def width(self, block: Any) -> int:
+        return self.inducing.shape[1]
+
+    def _weights(self, data: Mapping[str, Array]) -> tuple[Array, Array]:
+        """a(x_n), and the variance of f(x_n) given u."""
+        x = data[self.data[0]]
+        weights = projected(self.kernel, self.inducing, x)
+        return weights, jnp.maximum(self.kernel.diagonal(x) - jnp.sum(weights**2, axis=1), 0.0)
+
+    def outputs(
+        self, seen: Mapping[str, Seen], data: Mapping[str, Array], local: frozenset[str] = frozenset()
+    ) -> tuple[Array, Array]:
+        return super().outputs(seen, {**data, self.data[0]: self._weights(data)[0]}, local)
+
+    def given(self, mean: Array, spread: Array, seen: Mapping[str, Seen], data: Mapping[str, Array], key: Any) -> Array:
+        return super().given(mean + self.center, spread + self._weights(data)[1], seen, data, key)
+
+    def density(self, mean: Array, spread: Array, seen: Mapping[str, Seen], data: Mapping[str, Array]) -> Array:
+        return super().density(mean + self.center, spread + self._weights(data)[1], seen, data)
+
+
+def single_output(likelihood: LinearFactor) -> str:
+    """The block whose entries a likelihood takes as its outputs."""
+    if not isinstance(likelihood, LinearFactor) or [x for _, x in likelihood.predictors] != [None]:
+        raise ValueError(
+            "A process's likelihood is a factor of its outputs alone, factors.poisson_exp('y', {'f': None}). For more "
+            "terms build a blr.Model with gp.prior(kernel, x) as a block."
+        )
+    return likelihood.predictors[0][0]
+
+
+def projected(kernel: Kernel, inducing: Inputs, x: Inputs) -> Float[Array, "N M"]:
+    """a(x) = L⁻¹k(Z, x), a row for each input."""
+    factor = jnp.linalg.cholesky(raised(kernel(inducing)))
+    return solve_triangular(factor, kernel(inducing, x), lower=True).T
+
+
+def sparse(
+    kernel: Kernel, inducing: Inputs, likelihood: LinearFactor, *, mean: float = 0.0, inputs: str = "x"
+) -> Model:
+    r"""The sparse process with inducing inputs Z: data are {"x": inputs, "y": observations}, in batches if you like.
+
+    Its bound is below the evidence of the whole process, and equal to it where Z are the data's inputs. For Gaussian
+    noise one step with ρ = 1 gives Titsias' bound; with `fit(…, batch_size=)` it is stochastic variational inference by
+    natural gradients (Hensman et al., 2013), and `cvi(rate, sites=True)` keeps every row's site.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> from bayesrule.models.kernels import RBF
+    >>> x = jnp.linspace(0.0, 3.0, 50)
+    >>> model = sparse(RBF(), jnp.array([0.0, 1.0, 2.0, 3.0]), blr.factors.linear("y", {"f": None}, precision=10.0))
+    >>> result = blr.fit(blr.conjugate(), model, None, {"x": x, "y": jnp.sin(2 * x)}, steps=1)
+    >>> result.q["f"].mean.shape
+    (4,)
+    """
+    places = columns(inducing)
+    start = Gaussian(jnp.zeros(len(places), places.dtype))
+    name, factor = single_output(likelihood), SparseFactor(likelihood, kernel, places, inputs, mean)
+    return Model({name: start}, {f"prior of {name}": prior(name, start), likelihood.data[-1]: factor})
+
+
+def inducing_points(kernel: Kernel, x: Inputs, count: int) -> Float[Array, "M D"]:
+    """Some of the inputs, each the one of which those before it say least: the largest remaining variance.
+
+    A pivoted Cholesky factor of k(x, x), (N, M) numbers in all (Burt et al., 2020).
+
+    >>> import jax.numpy as jnp
+    >>> from bayesrule.models.kernels import RBF
+    >>> inducing_points(RBF(), jnp.array([0.0, 0.1, 0.2, 3.0]), 2)[:, 0].tolist()
+    [0.0, 3.0]
+    """
+    x = columns(x)
+    if not 1 <= count <= len(x):
+        raise ValueError(
+            f"Inducing points are some of the {len(x)} inputs, so count= is between 1 and that, got {count}."
+        )
+    return x[_pivots(kernel, x, count)]
+
+
+@partial(jax.jit, static_argnames="count")
+def _pivots(kernel: Kernel, x: Array, count: int) -> Array:
+    def turn(place: Array, carry: tuple) -> tuple:
+        left, rows, chosen = carry
+        best = jnp.argmax(left)
+        cross = kernel(x[best][None], x)[0] - rows[:, best] @ rows
+        row = cross / jnp.sqrt(jnp.maximum(left[best], jnp.finfo(x.dtype).tiny))
+        # A chosen input is never chosen again, whatever rounding leaves of it.
+        left = jnp.maximum(left - row**2, 0.0).at[best].set(-1.0)
+        left = jnp.where(carry[0] < 0, -1.0, left)
+        return left, rows.at[place].set(row), chosen.at[place].set(best)
+
+    start = kernel.diagonal(x), jnp.zeros((count, len(x)), x.dtype), jnp.zeros(count, int)
+    return jax.lax.fori_loop(0, count, turn, start)[2]

@@ -1,0 +1,90 @@
+"""Topic models: latent Dirichlet allocation of documents given as counts of words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .. import factors
+from ..families.dirichlet import Dirichlet
+from ..model import Model
+from ..rows import Ragged
+
+
+def documents(counts: Any) -> dict[str, Ragged]:
+    """Counts (documents, vocabulary), dense or a SciPy sparse matrix, as a model's data: each document's words.
+
+    >>> rows = documents([[2, 0, 1], [0, 3, 0]])
+    >>> rows["words"].values.tolist(), rows["counts"].values.tolist()
+    ([[0, 2], [1, 0]], [[2.0, 1.0], [3.0, 0.0]])
+    """
+    from scipy.sparse import csr_array, issparse
+
+    table = csr_array(counts) if issparse(counts) else csr_array(np.asarray(counts))
+    if table.ndim != 2 or 0 in table.shape:
+        raise ValueError(f"counts are (documents, vocabulary), got {table.shape}.")
+    if not np.all(np.isfinite(table.data)) or np.any(table.data < 0):
+        raise ValueError("Words occur 0 times or more often: counts has other entries.")
+    table.eliminate_zeros()
+    lengths = np.diff(table.indptr)
+    place = np.arange(max(1, int(lengths.max(initial=0))))
+    inside = place < lengths[:, None]
+    words = np.zeros(inside.shape, np.int32)
+    often = np.zeros(inside.shape)
+    words[inside], often[inside] = table.indices, table.data
+    return {"words": Ragged(words, lengths), "counts": Ragged(jnp.asarray(often, float), lengths)}
+
+
+def latent_dirichlet(
+    vocabulary: int,
+    topics: int,
+    *,
+    document_prior: float | None = None,
+    word_prior: float | None = None,
+    key: Any = None,
+) -> Model:
+    r"""Latent Dirichlet allocation: documents with shares of topics, topics with shares of words.
+
+    $θ_n ∼ Dir(α)$, $β_k ∼ Dir(η)$, and every word of document n from $\sum_kθ_{nk}β_k$, its topic summed out. α and η
+    are 1/`topics` unless given. Fit with `data=documents(counts)`: `svi(rate, local_steps=100, tolerance=1e-3,
+    together=16)` with mini-batches of documents, or `vmp()` on all of them. Blocks are "topics" (K, V) and, for each
+    document, "shares" (K). The start is drawn, as scikit-learn does it (`key`).
+
+    >>> import bayesrule as blr
+    >>> counts = [[5, 4, 0, 0], [6, 3, 0, 1], [0, 0, 4, 5], [0, 1, 6, 4]]
+    >>> model = latent_dirichlet(4, 2)
+    >>> result = blr.fit(blr.svi(1.0, local_steps=50), model, None, documents(counts), steps=20)
+    >>> [bool(p[0] > 0.5) for p in result.q["shares"].mean] in ([True, True, False, False], [False, False, True, True])
+    True
+    """
+    for name, value in (("vocabulary", vocabulary), ("topics", topics)):
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise ValueError(f"{name}= is a whole number above 0, got {value!r}.")
+    alpha = 1 / topics if document_prior is None else document_prior
+    eta = 1 / topics if word_prior is None else word_prior
+    key = jax.random.key(0) if key is None else key
+    start = jax.random.gamma(key, 100.0, (topics, vocabulary)) / 100
+    return Model(
+        {"topics": Dirichlet(start)},
+        {
+            "prior of topics": factors.prior("topics", Dirichlet(jnp.full(vocabulary, eta))),
+            "prior of shares": factors.prior("shares", Dirichlet(jnp.full(topics, alpha))),
+            "words": factors.words("counts", "words", documents="shares", topics="topics"),
+        },
+        local={"shares": Dirichlet(jnp.ones(topics))},
+    )
+
+
+def shares(model: Model, q: Any, counts: Any, *, steps: int = 100, tolerance: float = 1e-4) -> Float[Array, "N K"]:
+    """The topics' shares in new documents, the topics where they are: E θ of documents that are settled."""
+    from ..fitting import fit
+    from ..recipes import svi
+
+    rows = documents(counts)
+    rule = svi(0.0, local_steps=steps, tolerance=tolerance)
+    found = fit(rule, model, {"topics": q["topics"]}, rows, steps=1)
+    return found.q["shares"].mean

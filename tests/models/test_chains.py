@@ -1,0 +1,176 @@
+"""Likelihoods that are not Gaussian on a chain, and state spaces that are learnt."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from statsmodels.datasets import macrodata
+
+import bayesrule as blr
+from bayesrule import factors
+from bayesrule.models import kalman
+from bayesrule.models.hmm import sequences
+from bayesrule.models.linear_gaussian import linear_gaussian, state_space
+
+DATA = Path(__file__).parents[1] / "reference" / "data"
+
+
+def walk(level, variance, coefficient, length):
+    """An AR(1) around a level, as a chain and as a dense process."""
+    start = variance / (1 - coefficient**2)
+    offset = level * (1 - coefficient)
+    space = blr.StateSpace(
+        [[coefficient]], [[variance]], [1.0], jnp.array([level]), jnp.array([[start]]), jnp.array([offset])
+    )
+    lags = jnp.abs(jnp.arange(length)[:, None] - jnp.arange(length))
+    return blr.GaussianChain(space, length), blr.GaussianProcess(start * coefficient**lags, level)
+
+
+def observations(kind):
+    rng = np.random.default_rng(0)
+    f = 0.3 * rng.normal(size=80).cumsum()
+    y = {
+        "poisson_exp": rng.poisson(np.exp(f)).astype(float),
+        "bernoulli_logit": (rng.uniform(size=80) < 1 / (1 + np.exp(-f))).astype(float),
+        "student_t": f + 0.3 * rng.standard_t(3, size=80),
+        "volatility": np.exp(0.5 * f) * rng.normal(size=80),
+    }[kind]
+    y[10:14] = np.nan
+    return y
+
+
+@pytest.mark.parametrize("kind", ["poisson_exp", "bernoulli_logit", "student_t", "volatility"])
+def test_a_chain_is_the_dense_process_that_it_is(kind):
+    """One model, two blocks for it: the same q, and the same bound, by the same rule."""
+    found = []
+    for block in walk(0.2, 0.1, 0.9, 80):
+        model = blr.Model({"f": block}, {"y": getattr(factors, kind)("y", {"f": None})})
+        rule = blr.cvi(0.5).replace(guard=blr.Backtracking(monotone=True))
+        found.append(blr.fit(rule, model, None, {"y": observations(kind)}, steps=80, tolerance=1e-16))
+    chain, dense = found
+    assert chain.reason == dense.reason == "converged"
+    assert_allclose(chain.q["f"].mean, dense.q["f"].mean, atol=1e-7)
+    assert_allclose(chain.q["f"].spread, dense.q["f"].spread, atol=1e-7)
+    assert_allclose(chain.bound, dense.bound, atol=1e-9)
+
+
+def test_stochastic_volatility_is_what_a_long_nuts_run_says():
+    """US growth, its log-variance an AR(1): within 0.1 posterior deviations of NumPyro's moments (`make_nuts.py`)."""
+    growth = 100 * np.diff(np.log(macrodata.load_pandas().data["realgdp"].to_numpy()))
+    growth = growth - growth.mean()
+    block, _ = walk(np.log(growth.var()), 0.09, 0.95, len(growth))
+    model = blr.Model({"f": block}, {"y": factors.volatility("y", {"f": None})})
+    result = blr.fit(blr.cvi(0.7), model, None, {"y": growth}, steps=100, tolerance=1e-10)
+    assert result.reason == "converged"
+    nuts = json.loads((DATA / "nuts_volatility.json").read_text())
+    places, sd = np.array(nuts["places"]), np.array(nuts["sd"])
+    miss = np.abs(result.q["f"].mean[places] - np.array(nuts["mean"]))
+    assert np.all(miss < 0.1 * sd + 4 * np.array(nuts["mean_error"]))
+    ratio = np.abs(np.sqrt(result.q["f"].spread[places]) - sd)
+    assert np.all(ratio < 0.05 * sd + 4 * np.array(nuts["sd_error"]))
+
+
+def turning(series=1, steps=60):
+    rng = np.random.default_rng(1)
+    A, C = np.array([[0.9, 0.3], [-0.3, 0.9]]), rng.normal(size=(3, 2))
+    space = blr.StateSpace(A, np.eye(2), C)
+    _, y = kalman.simulate(jax.random.key(0), space, 0.2, steps, (series,))
+    y = np.array(y)
+    y[rng.uniform(size=y.shape) < 0.1] = np.nan
+    return y - np.nanmean(y, axis=(0, 1))
+
+
+def test_em_is_expectation_maximisation():
+    """One sweep against the smoother's moments and the textbook's M-step, and the likelihood never falls."""
+    y = turning()
+    data = {"y": sequences(y)}
+    model = linear_gaussian(y, 2)
+    first = blr.fit(blr.em(), model, None, data, steps=1, check=True)
+    A, C = 0.5 * jnp.eye(2), model.blocks["loadings"].mean
+    noise = 1 / model.blocks["noise"].mode()
+    start = blr.StateSpace(A, jnp.eye(2), C, None, 10 * jnp.eye(2))
+    found = kalman.smooth(start, y[0], noise, pairs=True)
+    square = found.covariance + found.mean[:, :, None] * found.mean[:, None, :]
+    crossed = found.pairs + found.mean[1:, :, None] * found.mean[:-1, None, :]
+    assert_allclose(first.q["transition"].mean, crossed.sum(0) @ np.linalg.inv(square[:-1].sum(0)), atol=1e-9)
+    for m in range(3):
+        there = ~np.isnan(y[0, :, m])
+        loadings = np.linalg.solve(square[there].sum(0), (y[0, there, m, None] * found.mean[there]).sum(0))
+        assert_allclose(first.q["loadings"].mean[m], loadings, atol=1e-9)
+        doubt = np.einsum("d,tde,e->t", loadings, found.covariance[there], loadings)
+        variance = np.mean((y[0, there, m] - found.mean[there] @ loadings) ** 2 + doubt)
+        assert_allclose(1 / first.q["noise"].mean[m], variance, atol=1e-9)
+    longer = blr.fit(blr.em(), model, None, data, steps=60)
+    assert np.all(np.diff(longer.trace["bound"]) > 0)
+    system, noise = state_space(longer.q)
+    gap = kalman.log_likelihood(system, y[0], noise) - longer.bound  # q(x) is a sweep older than the parameters
+    assert 0 <= gap < 0.2
+
+
+def test_learnt_from_several_series():
+    """svi with the whole data is vmp; its batches of series come close; a state that is not needed fades."""
+    y = turning(series=12, steps=30)
+    data, model = {"y": sequences(y)}, linear_gaussian(y, 3, priors="default")
+    whole = blr.fit(blr.vmp(), model, None, data, steps=60)
+    assert np.all(np.diff(whole.trace["bound"]) > -1e-9)
+    same = blr.fit(blr.svi(1.0), model, None, data, steps=60)
+    assert_allclose(same.bound, whole.bound, rtol=1e-10)
+    sizes = np.sort(1 / np.sqrt(whole.q["scales"].mean))
+    assert sizes[0] < 0.1 * sizes[1]
+    schedule = lambda t: (t + 2.0) ** -0.7
+    part = blr.fit(blr.svi(schedule), model, None, data, steps=200, batch_size=4, key=jax.random.key(1))
+    assert model.bound(part.q, data) > whole.trace["bound"][10]
+
+
+@pytest.mark.parametrize(
+    ("y", "states", "message"),
+    [
+        (np.ones((1, 3)), 2, "at least two steps"),
+        (np.full((9, 2), np.nan), 2, "all but missing"),
+        (np.ones((9, 2)), 2, "do not vary"),
+        (np.eye(9), 0, "a whole number above 0"),
+    ],
+)
+def test_bad_series(y, states, message):
+    with pytest.raises(ValueError, match=message):
+        linear_gaussian(y, states)
+
+
+@pytest.mark.parametrize(
+    ("y", "noise", "message"),
+    [
+        (np.ones((5, 2)), 1.0, "observations of shape"),
+        (np.ones(0), 1.0, "observations of shape"),
+        (np.ones(5), -1.0, "is a variance"),
+        (np.ones(5), np.ones(3), "one of the shapes"),
+        (np.array([1.0, np.inf]), 1.0, "infinite"),
+    ],
+)
+def test_bad_observations(y, noise, message):
+    space = blr.StateSpace(np.eye(1), np.eye(1), np.ones(1))
+    with pytest.raises(ValueError, match=message):
+        kalman.smooth(space, y, noise)
+
+
+def test_nothing_observed_is_the_prior():
+    space = blr.StateSpace([[1.0]], [[1.0]], [1.0])
+    y = np.full(5, np.nan)
+    assert float(kalman.log_likelihood(space, y, 1.0)) == 0.0
+    assert_allclose(kalman.smooth(space, y, 1.0).covariance[:, 0, 0], np.arange(1.0, 6.0))
+    one = kalman.smooth(space, np.array([2.0]), 1.0)
+    assert_allclose([one.mean[0, 0], one.covariance[0, 0, 0]], [1.0, 0.5])
+
+
+def test_an_unstable_system_that_is_observed():
+    """A state that doubles every step is smoothed as well as any other."""
+    space = blr.StateSpace([[2.0]], [[1.0]], [1.0])
+    _, y = kalman.simulate(jax.random.key(0), space, 1.0, 200)
+    for parallel in (False, True):
+        found = kalman.smooth(space, y, 1.0, parallel=parallel)
+        assert np.all(np.isfinite(found.mean))
+        assert np.all(found.covariance > 0)
+        assert_allclose(found.covariance[100, 0, 0], found.covariance[101, 0, 0], rtol=1e-9)
