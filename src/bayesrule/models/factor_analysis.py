@@ -60,8 +60,8 @@ def factor_analysis(
         "y": factors.bilinear("y", "latent", "loadings", precision="noise"),
     }
     if priors == "default":
-        vague = Gamma(1e-3, 1e-3)
-        blocks["scales"] = Gamma(jnp.ones(size), 1.0)
+        vague = Gamma(jnp.asarray(1e-3), jnp.asarray(1e-3))
+        blocks["scales"] = Gamma(jnp.ones(size), jnp.ones(size))
         terms |= {f"prior of {name}": factors.prior(name, vague) for name in ("scales", "noise")}
         terms["loadings"] = factors.gaussian("loadings", precision="scales")
     if shared:

@@ -15,7 +15,7 @@ from ..families.gaussian import Gaussian
 from ..families.state_space import StateSpace
 from ..model import Model
 from .factor_analysis import principal
-from .hmm import sequences
+from .series import sequences
 
 _FIRST = 0.1  # the first state's precision
 
@@ -55,8 +55,8 @@ def linear_gaussian(y: Any, states: int, *, priors: Literal["flat", "default"] =
         "y": factors.bilinear("y", "states", "loadings", precision="noise"),
     }
     if priors == "default":
-        vague = Gamma(1e-3, 1e-3)
-        blocks |= {"scales": Gamma(jnp.ones(size), 1.0), "rates": Gamma(jnp.ones(size), 1.0)}
+        vague = Gamma(jnp.asarray(1e-3), jnp.asarray(1e-3))
+        blocks |= {name: Gamma(jnp.ones(size), jnp.ones(size)) for name in ("scales", "rates")}
         terms |= {f"prior of {name}": factors.prior(name, vague) for name in ("scales", "rates", "noise")}
         terms["loadings"] = factors.gaussian("loadings", precision="scales")
         terms["transition"] = factors.gaussian("transition", precision="rates")

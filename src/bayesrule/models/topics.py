@@ -24,9 +24,10 @@ def documents(counts: Any) -> dict[str, Ragged]:
     """
     from scipy.sparse import csr_array, issparse
 
-    table = csr_array(counts) if issparse(counts) else csr_array(np.asarray(counts))
-    if table.ndim != 2 or 0 in table.shape:
-        raise ValueError(f"counts are (documents, vocabulary), got {table.shape}.")
+    given = counts if issparse(counts) else np.asarray(counts)
+    if given.ndim != 2 or 0 in given.shape:
+        raise ValueError(f"counts are (documents, vocabulary), got {given.shape}.")
+    table = csr_array(given)
     if not np.all(np.isfinite(table.data)) or np.any(table.data < 0):
         raise ValueError("Words occur 0 times or more often: counts has other entries.")
     table.eliminate_zeros()
@@ -36,7 +37,8 @@ def documents(counts: Any) -> dict[str, Ragged]:
     words = np.zeros(inside.shape, np.int32)
     often = np.zeros(inside.shape)
     words[inside], often[inside] = table.indices, table.data
-    return {"words": Ragged(words, lengths), "counts": Ragged(jnp.asarray(often, float), lengths)}
+    sizes = jnp.asarray(lengths)
+    return {"words": Ragged(jnp.asarray(words), sizes), "counts": Ragged(jnp.asarray(often, float), sizes)}
 
 
 def latent_dirichlet(
