@@ -505,3 +505,14 @@ def test_a_model_prints_its_log_joint():
     said = str(blr.Model({"w": WEIGHTS, "t": NOISE}, {"p": factors.prior("w", WEIGHTS), "y": CASES["linear"][0]}))
     assert "w  Gaussian[2]" in said
     assert "y  E log linear(x·w, t; y)  in closed form" in said
+
+
+@pytest.mark.parametrize("wrong", [-1.0, 1.5, 3.0])
+def test_a_label_that_is_none_is_no_other_one(wrong):
+    """−1 counts from the end elsewhere."""
+    model = blr.Model(
+        {"p": blr.Dirichlet(jnp.ones(3))},
+        {"prior": factors.prior("p", blr.Dirichlet(jnp.ones(3))), "y": factors.category("y", probabilities="p")},
+    )
+    with pytest.raises(ValueError, match=r"factor 'y' on the blocks .* has the value nan"):
+        blr.fit(blr.conjugate(), model, None, {"y": jnp.array([0.0, 1.0, wrong])}, steps=1)

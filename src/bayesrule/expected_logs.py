@@ -140,8 +140,13 @@ def bilinear_whole(
 
 def category(mu: Array, y: Array) -> Array:
     if mu.ndim > 1:  # a row beside all plates
-        return mu.T.at[y[:, 0].astype(int)].get(mode="fill", fill_value=jnp.nan)
-    return mu.at[y.astype(int)].get(mode="fill", fill_value=jnp.nan)  # a label that is none of them is an error
+        return mu.T.at[label(y[:, 0], mu.shape[-1])].get(mode="fill", fill_value=jnp.nan)
+    return mu.at[label(y, mu.shape[-1])].get(mode="fill", fill_value=jnp.nan)
+
+
+def label(y: Array, count: int) -> Array:
+    """Labels as indices; one that is none of them is past the end, where there is nothing (−1 would be the last)."""
+    return jnp.where((y < 0) | (y != jnp.floor(y)), count, y).astype(int)
 
 
 def counts(mu: tuple[Array, Array], y: Array) -> Array:
@@ -217,7 +222,7 @@ def volatility_expected(mean: Array, variance: Array, y: Array) -> Array:
 
 
 def softmax(f: Array, y: Array) -> Array:
-    return f.at[y.astype(int)].get(mode="fill", fill_value=jnp.nan) - jax.nn.logsumexp(f)
+    return f.at[label(y, f.shape[-1])].get(mode="fill", fill_value=jnp.nan) - jax.nn.logsumexp(f)
 
 
 def student(dof: Array, scale: Array, f: Array, y: Array) -> Array:
@@ -244,9 +249,12 @@ def dynamics(views: dict[str, Seen], known: dict[str, Array]) -> Array:
 
 def _transition(views: dict[str, Seen], known: dict[str, Array], size: int) -> tuple[Array, Array]:
     """The rows of A, and each row's covariance."""
+    rows = views["transition"].mean if "transition" in views else known["transition"]
+    if rows.shape != (size, size):
+        raise ValueError(f"{size} states take a transition ({size}, {size}), or a Gaussian block of {size} such rows.")
     if "transition" not in views:
-        return known["transition"], jnp.zeros((size, size, size))
-    rows, spread = views["transition"].mean, views["transition"].covariance
+        return rows, jnp.zeros((size, size, size))
+    spread = views["transition"].covariance
     if spread.ndim == rows.ndim:
         spread = spread[..., None] * jnp.eye(size, dtype=spread.dtype)
     return rows, spread
@@ -255,5 +263,7 @@ def _transition(views: dict[str, Seen], known: dict[str, Array], size: int) -> t
 def beginning(mean: Array, precision: Array, states: Seen) -> Array:
     """E log N(x_0 | m₀, P₀⁻¹)."""
     first, square = states.expectation[0][..., 0, :], states.expectation[1][..., 0, :, :]
+    if precision.shape != square.shape[-2:] or mean.shape != first.shape[-1:]:
+        raise ValueError(f"{first.shape[-1]} states begin with a mean {first.shape[-1:]} and a precision as a matrix.")
     far = jnp.sum(precision * square, axis=(-2, -1)) - 2 * first @ (precision @ mean) + mean @ precision @ mean
     return 0.5 * (jnp.linalg.slogdet(precision)[1] - len(mean) * _LOG_2PI - far)

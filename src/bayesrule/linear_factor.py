@@ -86,6 +86,11 @@ class LinearFactor(Factor):
             others = self._others(seen)
             if spread.ndim > mean.ndim:  # a formula for each output by itself
                 spread = jnp.diagonal(spread, axis1=-2, axis2=-1)
+            if self.conjugate:  # entry by entry, so that a known precision may have an entry for each
+                value = self.closed(mean, spread, y, *others)
+                if value.shape != mean.shape:
+                    raise ValueError(f"the precision's shape makes {value.shape} out of outputs {mean.shape}.")
+                return value
             return jax.vmap(lambda m, v, y: self.closed(m, v, y, *others))(mean, spread, y)
         if self.spread.delta:
             return _at_mean(row, mean, spread, y)

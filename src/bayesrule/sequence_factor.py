@@ -14,6 +14,8 @@ from .factor import Factor
 from .families.markov import log_normalizer
 from .families.seen import Seen
 
+_HINT = "Sequences are (N, T, …): bayesrule.models.series.sequences(y) makes them so."
+
 
 class SequenceFactor(Factor):
     r"""$\log \sum_z \exp[E\log π_{z_1} + \sum_t E\log A_{z_t z_{t+1}} + \sum_t E\log f(y_t \mid z_t)]$, row by row.
@@ -73,7 +75,9 @@ class SequenceFactor(Factor):
             arrays[self.data[-1]] = arrays[self.data[-1]][:, None]  # a step beside all plates
             found = self.components.value(seen, arrays, key)
         if found.ndim < 2 or found.shape[0] != lead[0] * lead[1]:
-            raise ValueError(f"the components return {found.shape} for {lead[0] * lead[1]} steps and their states.")
+            raise ValueError(
+                f"the components return {found.shape} for {lead[0] * lead[1]} steps and their states. {_HINT}"
+            )
         return found.reshape((*lead, *found.shape[1:]))
 
     def entries(self, value: Array, seen: Mapping[str, Seen], data: Mapping[str, Array], key: Any) -> Array:
@@ -112,6 +116,8 @@ class _PerStep:
 
     def __call__(self, y: Array) -> Array:
         made = self.features(y.reshape((-1, *y.shape[2:])))
+        if made.shape[0] != y.shape[0] * y.shape[1]:
+            raise ValueError(f"{y.shape} are not sequences of such steps. {_HINT}")
         return made.reshape((*y.shape[:2], *made.shape[1:]))
 
 

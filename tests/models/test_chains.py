@@ -156,6 +156,104 @@ def test_bad_observations(y, noise, message):
         kalman.smooth(space, y, noise)
 
 
+def dense_log_likelihood(system, y, noise):
+    """log N(y | Hm, HPHᵀ + R) of a walk with one state, by its covariance."""
+    steps = np.arange(len(y))
+    variances = float(system.covariance[0, 0]) + float(system.noise[0, 0]) * steps
+    cov = np.minimum.outer(variances, variances) + np.diag(np.broadcast_to(noise, len(y)))
+    there = ~np.isnan(y)
+    cov, seen = cov[np.ix_(there, there)], y[there]
+    far = seen @ np.linalg.solve(cov, seen)
+    return -0.5 * (far + np.linalg.slogdet(cov)[1] + there.sum() * np.log(2 * np.pi))
+
+
+@pytest.mark.parametrize("noise", [1e-3, np.array([1e-3, 0.5, 1.0, 2.0, 0.1])])
+def test_a_vague_prior_leaves_the_noise_as_it_is(noise):
+    y = np.array([0.3, -0.2, np.nan, 0.8, 1.1])
+    system = blr.StateSpace([[1.0]], [[0.1]], [1.0], covariance=[[1e8]])
+    found = kalman.log_likelihood(system, y, noise)
+    assert_allclose(found, dense_log_likelihood(system, y, noise), rtol=1e-7)
+    single = jax.tree.map(lambda x: x.astype(jnp.float32), system)
+    assert_allclose(kalman.log_likelihood(single, y.astype(np.float32), np.float32(noise)), found, rtol=1e-4)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+def test_gradients_where_a_variance_is_zero(parallel):
+    """Against differences from the side on which there are state spaces."""
+    y = np.sin(np.arange(12.0))
+
+    def value(p, q, r):
+        system = blr.StateSpace([[1.0]], jnp.reshape(q, (1, 1)), [1.0], covariance=jnp.reshape(p, (1, 1)))
+        return kalman.log_likelihood(system, y, r, parallel=parallel)
+
+    for place, base in ((0, (0.0, 0.5, 1.0)), (1, (0.0, 0.0, 1.0)), (2, (1.0, 0.5, 0.0))):
+        slope = jax.grad(value, argnums=place)(*map(jnp.asarray, base))
+        ahead = [list(base), list(base)]
+        ahead[0][place], ahead[1][place] = 1e-6, 2e-6
+        one, two = (value(*map(jnp.asarray, b)) for b in ahead)
+        first = value(*map(jnp.asarray, base))
+        expected = (4 * (one - first) - (two - first)) / 2e-6  # to second order
+        assert_allclose(slope, expected, rtol=1e-3)
+
+
+def test_square_noise_is_a_covariance():
+    """Where there are as many steps as outputs too: a step more that is missing says nothing."""
+    space = blr.StateSpace(0.5 * np.eye(2), np.eye(2), np.eye(2))
+    y, R = np.array([[0.5, -1.0], [1.0, 0.3]]), np.array([[1.0, -0.5], [-0.5, 1.0]])
+    longer = np.concatenate([y, np.full((1, 2), np.nan)])
+    assert_allclose(kalman.log_likelihood(space, y, R), kalman.log_likelihood(space, longer, R), rtol=1e-12)
+    assert kalman.forecast(space, y, R, 2).mean.shape == (2, 2)
+
+
+def test_drawn_series_have_the_noise_of_their_step():
+    space = blr.StateSpace([[0.0]], [[1e-12]], [1.0], covariance=[[1e-12]])
+    _, y = kalman.simulate(jax.random.key(0), space, np.array([1e-8, 1.0, 4.0]), 3, (4000,))
+    assert_allclose(np.asarray(y).std(0), [1e-4, 1.0, 2.0], rtol=0.05)
+    with pytest.raises(ValueError, match="is a variance"):
+        kalman.simulate(jax.random.key(0), space, -1.0, 3)
+
+
+def test_one_step_of_a_system_that_changes():
+    space = blr.StateSpace(np.zeros((0, 2, 2)), np.zeros((0, 2, 2)), np.ones(2))
+    assert_allclose(kalman.smooth(space, np.array([3.0]), 1.0).mean[0], [1.0, 1.0])
+    assert_allclose(blr.GaussianChain(space, 1).spread, [2.0])
+    with pytest.raises(ValueError, match="T − 1 entries"):
+        blr.StateSpace(np.zeros((9, 2, 2)), np.eye(2), np.ones((7, 1, 2)))
+
+
+def test_what_is_certain():
+    still = blr.StateSpace([[1.0]], [[0.0]], [1.0], jnp.array([2.0]), [[0.0]])
+    assert float(kalman.log_likelihood(still, np.array([2.0, 2.0]), 0.0)) == 0.0
+    assert float(kalman.log_likelihood(still, np.array([2.0, 3.0]), 0.0)) == -np.inf
+
+
+def test_a_prior_that_is_the_base_measure():
+    """It is not left out of a bound, and members over different ones are not compared."""
+    chain, _ = walk(0.0, 1.0, 0.9, 6)
+    noise = blr.Gamma(2.0, 1.0)
+    terms = {"prior": factors.prior("noise", noise), "y": factors.linear("y", {"f": None}, precision="noise")}
+    model = blr.Model({"f": chain, "noise": noise}, terms)
+    result = blr.fit(blr.em(), model, None, {"y": np.arange(6.0)}, steps=3, check=True)
+    assert not isinstance(result.q["f"], blr.Peak)
+    with pytest.raises(ValueError, match="leave out of the bound"):
+        blr.fit(blr.em("f"), model, None, {"y": np.arange(6.0)}, steps=1)
+    with pytest.raises(ValueError, match="priors of their own"):
+        chain.kl(walk(0.0, 2.0, 0.9, 6)[0])
+    with pytest.raises(ValueError, match="one for all rows"):
+        blr.Model({}, {"y": factors.poisson_exp("y", {"f": None})}, local={"f": chain})
+
+
+def test_a_precision_for_each_row():
+    chain, dense = walk(0.0, 1.0, 0.9, 6)
+    y, precision = np.arange(6.0), np.linspace(0.5, 3.0, 6)
+    bounds = []
+    for block in (chain, dense):
+        model = blr.Model({"f": block}, {"y": factors.linear("y", {"f": None}, precision=precision)})
+        bounds.append(blr.fit(blr.conjugate(), model, None, {"y": y}, steps=1).bound)
+    exact = kalman.log_likelihood(chain.system, y, 1 / precision)
+    assert_allclose(bounds, [exact, exact], rtol=1e-10)
+
+
 def test_nothing_observed_is_the_prior():
     space = blr.StateSpace([[1.0]], [[1.0]], [1.0])
     y = np.full(5, np.nan)

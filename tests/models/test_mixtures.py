@@ -47,6 +47,14 @@ def test_a_bayesian_mixture_by_whole_and_by_batches():
     assert model.bound(part.q, data) > whole.trace["bound"][2]
 
 
+def test_a_missing_row_is_of_any_component():
+    y = np.concatenate([ROWS, np.full((1, 4), np.nan)])
+    model = gaussian_mixture(y, 2)
+    result = blr.fit(blr.em(order="parallel"), model, None, {"y": y}, steps=5)
+    chances = responsibilities(model, result.q, y)
+    assert_allclose(chances[-1], result.q["weights"].mean, rtol=1e-10)
+
+
 @pytest.mark.parametrize(
     ("y", "count", "message"),
     [
@@ -155,3 +163,7 @@ def test_bad_topics():
         documents(np.zeros((0, 3)))
     with pytest.raises(ValueError, match="topics= is a whole number"):
         latent_dirichlet(5, 0)
+    model = latent_dirichlet(4, 2)
+    q = blr.fit(blr.svi(1.0), model, None, documents(np.eye(4)), steps=1).q
+    with pytest.raises(ValueError, match="one vocabulary"):
+        shares(model, q, np.eye(5))

@@ -42,7 +42,8 @@ class BandedGaussian(ExponentialFamily):
     symmetric: ClassVar[bool] = True
 
     def __init__(self, linear: Any, diagonal: Any, crossed: Any):
-        self.linear, self.diagonal, self.crossed = floating(linear), floating(diagonal), floating(crossed)
+        array = lambda x: floating(jnp.asarray(x))
+        self.linear, self.diagonal, self.crossed = array(linear), array(diagonal), array(crossed)
         lead, (steps, size) = self.linear.shape[:-2], self.linear.shape[-2:]
         shapes = (*lead, steps, size, size), (*lead, steps - 1, size, size)
         if self.diagonal.shape != shapes[0] or self.crossed.shape != shapes[1]:
@@ -50,6 +51,7 @@ class BandedGaussian(ExponentialFamily):
                 f"A BandedGaussian over (T, D) = {(steps, size)} states has the precision's blocks J {shapes[0]} and C "
                 f"{shapes[1]}, got {self.diagonal.shape} and {self.crossed.shape}."
             )
+        self.diagonal = 0.5 * (self.diagonal + self.diagonal.mT)
         self.states, self.log_det = _moments(self.natural())
 
     @classmethod
@@ -137,7 +139,7 @@ class BandedGaussian(ExponentialFamily):
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Array:
         factors, pushes, _ = _eliminated(self.natural())
         noise = jax.random.normal(key, (factors.shape[0], *shape, *factors.shape[1:-1]), factors.dtype)
-        crossed = jnp.concatenate([jnp.zeros_like(self.crossed[..., :1, :, :]), self.crossed], axis=-3)
+        crossed = jnp.concatenate([jnp.zeros_like(self.diagonal[..., :1, :, :]), self.crossed], axis=-3)
 
         def step(before: Array, x: tuple) -> tuple[Array, Array]:
             factor, push, C, noise = x

@@ -133,6 +133,8 @@ class ExponentialFamily(Family):
 
     label: ClassVar[str] = "Exponential family"
     ranks: ClassVar[tuple[int, ...] | None] = None
+    relative: ClassVar[bool] = False
+    """Whether a prior is the base measure, and densities and the entropy are relative to it."""
     reparameterized: ClassVar[bool] = False
     """Whether `sample` is differentiable in the parameters (explicitly or implicitly)."""
 

@@ -139,7 +139,7 @@ class Candidate(eqx.Module):
 
     def _at_peaks(self, q: Product, objective: Any) -> Product:
         local = getattr(objective, "local", {})
-        names = self.peaks or tuple(name for name in q.blocks if name not in local)
+        names = self.peaks or tuple(n for n, block in q.blocks.items() if n not in local and not block.relative)
         unknown = [name for name in names if name not in q.blocks]
         if unknown:
             raise ValueError(f"There is no block {unknown[0]!r} to read at its peak, only {list(q.blocks)}.")

@@ -49,7 +49,7 @@ class GaussianChain(SitedGaussian):
             raise ValueError(f"A GaussianChain has a StateSpace as its prior, got a {type(system).__name__}.")
         known = system.length if sites is None else jnp.shape(sites[0])[0]
         length = known if length is None else length
-        if length is None or length < 1:
+        if not isinstance(length, int) or length < 1:
             raise ValueError("A GaussianChain needs its number of steps, GaussianChain(system, T).")
         if system.length not in (None, length):
             raise ValueError(f"The state space changes over {system.length} steps, and the chain has {length}.")
@@ -151,8 +151,8 @@ def _filtered(system: StateSpace, natural: Sites, parallel: bool | None) -> Filt
 def _sampled(system: StateSpace, found: Filtered, key: Any, shape: tuple[int, ...]) -> Float[Array, "... T D"]:
     mean, cov = found.mean, found.covariance
     ahead, spread = kalman.predicted(system, mean, cov)
-    F = jnp.broadcast_to(_each(system.transition, 2, len(mean)), cov.shape)
-    Q = jnp.broadcast_to(_each(system.noise, 2, len(mean)), cov.shape)
+    F = jnp.broadcast_to(system.each("transition", len(mean)), cov.shape)
+    Q = jnp.broadcast_to(system.each("noise", len(mean)), cov.shape)
     # A singular prediction is raised by what rounding would hide.
     tiny = 8 * system.size * jnp.finfo(cov.dtype).eps
     size = jnp.maximum(jnp.max(jnp.diagonal(spread, axis1=1, axis2=2), axis=-1), jnp.finfo(cov.dtype).tiny)
@@ -175,11 +175,6 @@ def _sampled(system: StateSpace, found: Filtered, key: Any, shape: tuple[int, ..
     return jnp.moveaxis(drawn, 0, -2)
 
 
-def _each(array: Array, rank: int, count: int) -> Array:
-    """What changes with time, with one entry more for the last step, which leads nowhere."""
-    return array if array.ndim == rank else jnp.concatenate([array, array[-1:]])[:count]
-
-
 def _outputs(system: StateSpace, states: Float[Array, "... T D"]) -> Array:
     """H_t x_t."""
     H = system.emission
@@ -195,8 +190,8 @@ def _prior_mean(system: StateSpace, length: int) -> Array:
         return matvec(x[0], mean) + x[1], mean
 
     size = system.size
-    F = jnp.broadcast_to(_each(system.transition, 2, length), (length, size, size))
-    offset = jnp.broadcast_to(_each(system.offset, 1, length), (length, size))
+    F = jnp.broadcast_to(system.each("transition", length), (length, size, size))
+    offset = jnp.broadcast_to(system.each("offset", length), (length, size))
     _, means = jax.lax.scan(step, system.mean, (F, offset))
     return _outputs(system, means)
 

@@ -88,10 +88,8 @@ def _steps(system: StateSpace, sites: Sites, length: int) -> Steps:
     count = sites.a.shape[0]
     xs: Steps = dict(sites._asdict())
     for name, rank in (("transition", 2), ("noise", 2), ("offset", 1)):
-        array = getattr(system, name)
-        if array.ndim > rank:  # the last transition leads nowhere
-            more = array[-1:] if count > 1 else jnp.zeros((1, *array.shape[1:]), array.dtype)
-            xs[name] = jnp.concatenate([array, more])[:count]
+        if getattr(system, name).ndim > rank:
+            xs[name] = system.each(name, count)
     if system.emission.ndim == 3:
         xs["emission"] = system.emission
     whole = -(-count // length)
@@ -261,6 +259,17 @@ def filtered(found: Chain, count: int) -> Filtered:
     $S(I − γφφ^⊤)$ with $φ = S^⊤a$ (Potter, 1963): a vague start loses no digits.
     """
 
+    mean, cov, known, spread = jax.vmap(_learnt)(*found.start, found.seen)
+    here = found.element
+    after = here.b + matvec(here.A, mean), here.C + matmul(matmul(here.A, cov), here.A.mT)
+    outputs = found.seen.output + known, found.seen.spread + spread
+    return Filtered(*_flat((*after, *outputs), count))
+
+
+@jax.custom_jvp
+def _learnt(mean: Array, cov: Array, seen: Seen) -> tuple[Array, Array, Array, Array]:
+    """A stretch's start given its outputs up to every step, and what it predicts of each output."""
+
     def once(carry: State, x: tuple) -> tuple[State, tuple[Array, Array]]:
         (mean, S), (push, weight, back) = carry, x
         phi = matvec(S.mT, back)
@@ -271,28 +280,50 @@ def filtered(found: Chain, count: int) -> Filtered:
         return (mean + gain * ((push - weight * known) / scale), after), (known, spread)
 
     def step(carry: State, x: Seen) -> tuple[State, tuple]:
-        carry, seen = _each_output(once, carry, (x.push, x.weight, x.back))
-        return carry, (*carry, *seen)
+        carry, outputs = _each_output(once, carry, (x.push, x.weight, x.back))
+        return carry, (*carry, *outputs)
 
-    start = found.start[0], root(found.start[1]).mT
-    mean, S, known, spread = jax.vmap(lambda s, x: jax.lax.scan(step, s, x)[1])(start, found.seen)
-    here, wide = found.element, matmul(found.element.A, S)
-    after = here.b + matvec(here.A, mean), here.C + matmul(wide, wide.mT)
-    return Filtered(*_flat((*after, found.seen.output + known, found.seen.spread + spread), count))
+    mean, S, known, spread = jax.lax.scan(step, (mean, root(cov).mT), seen)[1]
+    return mean, matmul(S, S.mT), known, spread
+
+
+def _learnt_plainly(mean: Array, cov: Array, seen: Seen) -> tuple[Array, Array, Array, Array]:
+    """The same with the covariance itself, which has a derivative where it is singular and its root has none."""
+
+    def once(carry: State, x: tuple) -> tuple[State, tuple[Array, Array]]:
+        (mean, cov), (push, weight, back) = carry, x
+        gain = matvec(cov, back)
+        known, spread = jnp.sum(back * mean), jnp.sum(back * gain)
+        scale = 1 + weight * spread
+        after = mean + gain * ((push - weight * known) / scale), cov - (weight / scale) * outer(gain, gain)
+        return after, (known, spread)
+
+    def step(carry: State, x: Seen) -> tuple[State, tuple]:
+        carry, outputs = _each_output(once, carry, (x.push, x.weight, x.back))
+        return carry, (*carry, *outputs)
+
+    return jax.lax.scan(step, (mean, cov), seen)[1]
+
+
+@_learnt.defjvp
+def _learnt_jvp(primals: tuple, tangents: tuple) -> tuple:
+    return _learnt(*primals), jax.jvp(_learnt_plainly, primals, tangents)[1]
 
 
 def log_likelihood(found: Chain, outputs: Filtered) -> Float[Array, ""]:
     """log p(y), of observations (y, 1, R) and missing ones (0, 0, 1): each given those before it."""
     a, b, c = (_flat(found.steps[name], len(outputs.output)) for name in "abc")
-    scale = c + b * outputs.spread
-    logs = jnp.where(b > 0, jnp.log(2 * jnp.pi * scale), 0.0)
-    return -0.5 * jnp.sum(b * (a - outputs.output) ** 2 / scale + logs)
+    scale, miss = c + b * outputs.spread, b * (a - outputs.output) ** 2
+    sure = scale == 0  # what is known already, seen exactly: certain, or impossible
+    safe = scale + sure
+    logs = jnp.where(b > 0, jnp.log(2 * jnp.pi * safe), 0.0)
+    impossible = jnp.where(sure & (miss > 0), jnp.inf, 0.0)
+    return -0.5 * jnp.sum(jnp.where(sure, impossible, miss / safe + logs))
 
 
 def predicted(system: StateSpace, mean: Float[Array, "T D"], cov: Float[Array, "T D D"]) -> State:
     """The states one transition later: (T, …), the last with the last transition there is."""
-    at = lambda x, rank: x if x.ndim == rank else jnp.concatenate([x, x[-1:]])[: mean.shape[0]]
-    F, Q, o = at(system.transition, 2), at(system.noise, 2), at(system.offset, 1)
+    F, Q, o = (system.each(name, mean.shape[0]) for name in ("transition", "noise", "offset"))
     return matvec(F, mean) + o, symmetric(matmul(matmul(F, cov), F.mT) + Q)
 
 

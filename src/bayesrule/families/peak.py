@@ -32,6 +32,11 @@ class Peak(ExponentialFamily):
     def __init__(self, of: ExponentialFamily):
         if isinstance(of, Peak) or not isinstance(of, ExponentialFamily):
             raise ValueError(f"Peak reads an exponential family at its peak, got a {type(of).__name__}.")
+        if of.relative:
+            raise ValueError(
+                f"A {type(of).__name__} has its prior as base measure, which a peak would leave out of the bound: name "
+                "the blocks to read at their peak, em('noise')."
+            )
         self.of = of
 
     @property

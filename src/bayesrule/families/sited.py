@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PyTree
 
 from .base import ExponentialFamily
@@ -50,6 +51,7 @@ class SitedGaussian(ExponentialFamily):
     label: ClassVar[str] = "Gaussian process (sites)"
     meaning: ClassVar[str] = "q(f) ∝ p(f) exp Σ_n(ν_n f_n − ½κ_n f_n²), λ = (ν, −½κ), h the prior p"
     update: ClassVar[str] = "ν ← (1 − ρτ)ν − ρ(g − hm),  κ ← (1 − ρτ)κ + ρh,  (g, h) = E_q(ℓ̄′, ℓ̄″) of every output"
+    relative: ClassVar[bool] = True
     reparameterized: ClassVar[bool] = True
     symmetric: ClassVar[bool] = True
 
@@ -144,6 +146,21 @@ class SitedGaussian(ExponentialFamily):
         """−KL(q ‖ p) = −½[(m − m₀)ᵀ(ν − κm) − Σ_n tr κ_nV_n + log|I + Kκ|]."""
         far = jnp.sum((self.mean - self.prior_mean) * self._pull(self.sites, self.mean))
         return -0.5 * (far + 2 * jnp.sum(self.sites[1] * self.spread) + self.log_det)
+
+    def kl(self, other: Any) -> Float[Array, ""]:
+        if not isinstance(other, type(self)):
+            return super().kl(other)  # which says why not
+        mine, theirs = (jax.tree.leaves(q._prior()) for q in (self, other))
+        known = not any(isinstance(x, Tracer) for x in (*mine, *theirs))
+        alike = [jnp.shape(x) for x in mine] == [jnp.shape(x) for x in theirs]
+        if not alike or (known and not all(bool(jnp.all(x == y)) for x, y in zip(mine, theirs, strict=True))):
+            raise ValueError("kl compares members over one prior, and these two have priors of their own.")
+        return super().kl(other)
+
+    def _prior(self) -> list[PyTree]:
+        """What a subclass keeps of p."""
+        own = {"sites", *Solved._fields}
+        return [getattr(self, field.name) for field in dataclasses.fields(self) if field.name not in own]
 
     def expected_log_base(self) -> float:
         return 0.0

@@ -74,6 +74,8 @@ class StateSpace(eqx.Module):
                     f"{name} has the shape {array.shape}."
                 )
         varying = {n: x.shape[0] for n, (x, last, _) in shapes.items() if x.ndim > len(last) and n != "emission"}
+        if self.emission.ndim == 3:
+            varying["emission"] = self.emission.shape[0] - 1
         if len(set(varying.values())) > 1:
             raise ValueError(f"What changes with time needs T − 1 entries for the T − 1 transitions, got {varying}.")
         for name in ("noise", "covariance"):
@@ -98,6 +100,13 @@ class StateSpace(eqx.Module):
             if array.ndim > rank:
                 return array.shape[0] + 1
         return None
+
+    def each(self, name: str, count: int) -> Array:
+        """What changes with time for all of T steps, the last of which leads nowhere; else as it is."""
+        array = getattr(self, name)
+        if array.ndim == (1 if name == "offset" else 2):
+            return array
+        return jnp.concatenate([array, jnp.zeros((1, *array.shape[1:]), array.dtype)])[:count]
 
     def __repr__(self) -> str:
         count = "one output" if not self.outputs else f"{self.outputs[0]} outputs"

@@ -53,13 +53,14 @@ def counted(rows: Any, states: int, key: Any, *, whole: bool) -> Counted:
 
 def _enough(present: ndarray, states: Any) -> None:
     if not isinstance(states, int | np.integer) or states < 1:
-        raise ValueError(f"states= is how many hidden states there are, a whole number above 0, got {states!r}.")
+        raise ValueError(f"How many states or components there are is a whole number above 0, got {states!r}.")
     steps = int(present.sum())
     if steps == 0:
         raise ValueError("All of y is missing: there is nothing to fit. NaN says missing, so look at how y was read.")
     if states > steps:
         raise ValueError(
-            f"{states} states cannot be told apart by {steps} observed steps: some would have none. Take fewer states."
+            f"{states} states or components cannot be told apart by {steps} observed rows: some would have none. Take "
+            "fewer."
         )
 
 

@@ -74,7 +74,7 @@ def process(
 def regression(
     kernel: Kernel, x: Inputs, noise: float | Array, *, mean: float | Array = 0.0, through: str = "dense"
 ) -> Model:
-    r"""$y_n ∼ N(f(x_n), noise)$ with a known noise variance: exact in one step of `conjugate()`.
+    r"""$y_n ∼ N(f(x_n), noise)$ with a known noise variance, one for all rows or for each: one step of `conjugate()`.
 
     The bound is then the log marginal likelihood.
 
@@ -85,7 +85,10 @@ def regression(
     >>> [round(float(m), 3) for m in result.q["f"].mean], round(result.bound, 3)
     ([0.072, 0.869, 0.695], -2.405)
     """
-    return process(kernel, x, linear("y", {"f": None}, precision=1 / jnp.asarray(noise)), mean=mean, through=through)
+    variance = jnp.asarray(noise, float)
+    if not isinstance(variance, Tracer) and not bool(jnp.all(variance > 0)):
+        raise ValueError(f"The noise is a variance above 0, got {noise}: for exact observations give a small one.")
+    return process(kernel, x, linear("y", {"f": None}, precision=1 / variance), mean=mean, through=through)
 
 
 def predict(

@@ -256,4 +256,6 @@ def forecast(initial: Any, transitions: Any, log_likelihoods: Any, steps: int) -
 
 def _logs(initial: Any, transitions: Any, log_likelihoods: Any) -> Sequence[Array]:
     initial, transitions, found = (jnp.asarray(x, float) for x in (initial, transitions, log_likelihoods))
-    return jnp.log(initial), jnp.log(transitions), found
+    # A probability of 0 stays 0, and has no slope rather than an infinite one.
+    safe = lambda p: jnp.where(p > 0, jnp.log(p + (p == 0)), -jnp.inf)
+    return safe(initial), safe(transitions), found

@@ -48,7 +48,8 @@ def log_likelihood(system: StateSpace, y: Any, noise: Any, *, parallel: bool | N
 
     `y` is (T,) where the state space has one output, (T, m) where it has m; NaN is missing. `noise` R is a number, an
     entry for each output, (m, m), or changes with time, (T,) or (T, m). R = 0 is an exact observation: it is taken as
-    10⁻¹² of the prior's variance (10⁻⁶ in float32). Differentiable in the state space and the noise.
+    10⁻¹² of what the states' own noise adds to the output (10⁻⁶ in float32). Differentiable in the state space and the
+    noise.
 
     >>> import jax.numpy as jnp, bayesrule as blr
     >>> walk = blr.StateSpace(jnp.eye(1), jnp.eye(1), jnp.ones(1))
@@ -92,8 +93,8 @@ def forecast(system: StateSpace, y: Any, noise: Any, steps: int, *, parallel: bo
     >>> [round(float(v), 4) for v in forecast(walk, jnp.array([0.5, jnp.nan, -0.2]), 1.0, 2).variance]
     [2.7143, 3.7143]
     """
-    if steps < 1:
-        raise ValueError(f"forecast takes at least one step, got {steps}.")
+    if not isinstance(steps, int | np.integer) or steps < 1:
+        raise ValueError(f"forecast takes a whole number of steps, at least one, got {steps!r}.")
     if system.length is not None:
         raise ValueError(
             "A state space that changes with time does not say how it goes on: give one for all steps, and NaN "
@@ -101,7 +102,7 @@ def forecast(system: StateSpace, y: Any, noise: Any, steps: int, *, parallel: bo
         )
     y = floating(jnp.asarray(y))
     noise = floating(jnp.asarray(noise))
-    if noise.ndim and noise.shape == y.shape:
+    if noise.ndim and noise.shape == y.shape and not _full(system, noise):
         raise ValueError("A noise that changes with time does not say how it goes on: give R for all steps.")
     longer = jnp.concatenate([y, jnp.full((steps, *y.shape[1:]), jnp.nan, y.dtype)])
     found = filter(system, longer, noise, parallel=parallel)
@@ -116,6 +117,9 @@ def simulate(
     key: Key[Array, ""], system: StateSpace, noise: Any, length: int, shape: tuple[int, ...] = ()
 ) -> tuple[Float[Array, "... T D"], Array]:
     """States and observations drawn from the model."""
+    if not isinstance(length, int | np.integer) or length < 1:
+        raise ValueError(f"length= is a whole number of steps, at least one, got {length!r}.")
+    system, _, noise = _checked(system, jnp.zeros((length, *system.outputs), system.mean.dtype), noise)
     first, second, third = jax.random.split(key, 3)
     each = lambda x, rank: x if x.ndim > rank else jnp.broadcast_to(x, (length - 1, *x.shape))
     F, Q, offset = each(system.transition, 2), each(system.noise, 2), each(system.offset, 1)
@@ -132,9 +136,13 @@ def simulate(
     states = jnp.concatenate([start[None], rest])
     rows = system.emission if system.outputs else system.emission[None]
     outputs = jnp.einsum("tmd,t...d->t...m" if rows.ndim == 3 else "md,t...d->t...m", rows, states)
-    noise = floating(jnp.asarray(noise))
     spread = jax.random.normal(third, outputs.shape, outputs.dtype)
-    spread = spread @ root(noise) if noise.ndim == 2 and noise.shape[0] == noise.shape[1] else spread * jnp.sqrt(noise)
+    if _full(system, noise):
+        spread = spread @ root(noise)
+    elif noise.ndim == 1 + len(system.outputs):  # changes with time
+        spread = spread * jnp.sqrt(noise).reshape((length, *(1,) * len(shape), -1))
+    else:
+        spread = spread * jnp.sqrt(noise)
     y = jnp.moveaxis(outputs + spread, 0, len(shape))
     return jnp.moveaxis(states, 0, len(shape)), y if system.outputs else y[..., 0]
 
@@ -159,7 +167,7 @@ def _chain(
     y = y if system.outputs else y[:, None]
     observed = ~jnp.isnan(y)
     values = jnp.where(observed, y, 0.0)
-    if noise.ndim == 2 and noise.shape != y.shape:
+    if _full(system, noise):
         # R = LDLᵀ of what is there, with ones on L's diagonal: L⁻¹y has independent entries, and y's density.
         eye = jnp.eye(noise.shape[0], dtype=noise.dtype)
         both = observed[:, :, None] & observed[:, None, :]
@@ -171,13 +179,25 @@ def _chain(
         values, noise = turned(values[..., None])[..., 0], scale**2
     elif not system.outputs and noise.ndim == 1:
         noise = noise[:, None]
-    rows = system.emission if system.outputs else system.emission[None]
-    prior = jnp.einsum("...md,de,...me->...m", rows, system.covariance + jnp.max(system.noise), rows)
-    least = (1e-12 if y.dtype == jnp.float64 else 1e-6) * prior
-    spread = jnp.broadcast_to(jnp.maximum(noise, least), y.shape)
+    spread = jnp.broadcast_to(noise + jnp.where(noise == 0, _least(system), 0.0), y.shape)
     one = jnp.ones_like(y)
     sites = Sites(values, jnp.where(observed, one, 0.0), jnp.where(observed, spread, one))
     return system, kalman.chain(system, sites, parallel, ahead)
+
+
+def _full(system: StateSpace, noise: Array) -> bool:
+    """Whether the noise is a covariance (m, m), which it also is where T = m."""
+    return bool(system.outputs) and noise.shape == system.outputs * 2
+
+
+def _least(system: StateSpace) -> Array:
+    """What stands for no noise at all: next to nothing beside that of the states, or beside their first doubt."""
+    rows = system.emission if system.outputs else system.emission[None]
+    shaken = system.noise if system.noise.ndim == 2 else jnp.sum(system.noise, axis=0)
+    through = lambda matrix: jnp.einsum("...md,de,...me->...m", rows, matrix, rows)
+    noise, first = through(shaken), through(system.covariance)
+    tiny = 1e-12 if system.mean.dtype == jnp.float64 else 1e-6
+    return jax.lax.stop_gradient(tiny * jnp.where(noise > 0, noise, first))
 
 
 def _checked(system: StateSpace, y: Any, noise: Any) -> tuple[StateSpace, Array, Array]:
@@ -185,6 +205,8 @@ def _checked(system: StateSpace, y: Any, noise: Any) -> tuple[StateSpace, Array,
     if not isinstance(system, StateSpace):
         raise ValueError(f"The first argument is a StateSpace, got a {type(system).__name__}.")
     y, noise = floating(jnp.asarray(y)), floating(jnp.asarray(noise))
+    dtype = jnp.result_type(y, noise, *jax.tree.leaves(system))
+    system, y, noise = jax.tree.map(lambda x: x.astype(dtype), (system, y, noise))
     if y.ndim != 1 + len(system.outputs) or y.shape[1:] != system.outputs or y.shape[0] == 0:
         shape = "(T,)" if not system.outputs else f"(T, {system.outputs[0]})"
         raise ValueError(
@@ -200,7 +222,7 @@ def _checked(system: StateSpace, y: Any, noise: Any) -> tuple[StateSpace, Array,
             f"got {noise.shape}."
         )
     if not isinstance(noise, Tracer):
-        full = noise.ndim == 2 and noise.shape != y.shape
+        full = _full(system, noise)
         least = np.linalg.eigvalsh(np.asarray(noise, float)).min() if full else np.min(np.asarray(noise))
         if not least >= 0 or (full and least == 0):
             raise ValueError(f"The observations' noise is a variance, and its least is {least:.3g}.")

@@ -61,7 +61,7 @@ class Kernel(eqx.Module):
 
 def columns(x: Any) -> Float[Array, "N D"]:
     """Inputs as rows: N numbers are N rows of one."""
-    x = floating(x)
+    x = floating(jnp.asarray(x))
     if x.ndim not in (1, 2):
         raise ValueError(f"Inputs are N numbers, (N,), or N rows, (N, D), got the shape {x.shape}.")
     return x[:, None] if x.ndim == 1 else x

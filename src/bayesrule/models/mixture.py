@@ -27,7 +27,7 @@ def gaussian_mixture(
     `y` is (N, D). Fit with `data={"y": y}`: flat priors are maximum likelihood, for `em(order="parallel")`; the default
     ones, for `vmp(order="parallel")` and `svi(rate)`, are Dirichlet(1) and those of `gaussian_hmm`; a dict gives other
     members for the blocks "weights" and "components". The start is a k-means clustering (`key` seeds it). A row that is
-    NaN is missing; where `covariance="diag"`, entries may be missing one by one.
+    NaN is missing; one that is missing in part is an error.
 
     >>> import bayesrule as blr, jax
     >>> y = jax.random.normal(jax.random.key(0), (200, 2)).at[100:].add(5.0)
@@ -38,6 +38,8 @@ def gaussian_mixture(
     rows = jnp.asarray(y, float)
     if rows.ndim != 2 or 0 in rows.shape:
         raise ValueError(f"y has rows of numbers, (N, D), got {rows.shape}: one column is y[:, None].")
+    if bool(jnp.any(jnp.isinf(rows))):
+        raise ValueError("y has infinite entries: a missing row is NaN.")
     rows = rows[None]
     found = clustered(rows, components, covariance, key)
     factor, flat, usual = gaussian_components(rows, found, covariance, "components")
@@ -49,12 +51,14 @@ def gaussian_mixture(
 
 
 def responsibilities(model: Model, q: Any, y: Any) -> Float[Array, "N K"]:
-    """Each row's share of each component: softmax of E log π_k + E log N(y_n | component k)."""
+    """Each row's share of each component, softmax of E log π_k + E log N(y_n | component k); a missing row's of π."""
     factor = model.factors["y"]
     seen = model.seen(q)
     views = [seen[name] for name in factor.blocks]
     rows = jnp.asarray(y, float)
+    present = ~jnp.any(jnp.isnan(rows), axis=1, keepdims=True)
+    rows = jnp.where(present, rows, 0.0)
     rows = factor.features(rows) if factor.features is not None else rows
     components: Any = factor.function.args[0]
-    logits = views[0].expectation + expected_logs.per_component(components, tuple(views[1:]), (rows,))
-    return jax.nn.softmax(logits, axis=-1)
+    found = expected_logs.per_component(components, tuple(views[1:]), (rows,))
+    return jax.nn.softmax(views[0].expectation + jnp.where(present, found, 0.0), axis=-1)

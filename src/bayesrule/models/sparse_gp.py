@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
@@ -31,6 +32,7 @@ class SparseFactor(LinearFactor):
     kernel: Kernel
     inducing: Float[Array, "M D"]
     center: Array
+    quadratic: bool = eqx.field(static=True)
 
     def __init__(self, likelihood: LinearFactor, kernel: Kernel, inducing: Any, inputs: str, center: Any):
         ((block, x),) = likelihood.predictors
@@ -46,10 +48,11 @@ class SparseFactor(LinearFactor):
             data=likelihood.data[-1],
             points=likelihood.spread,
             closed=likelihood.closed,
-            conjugate=likelihood.conjugate,
             said=likelihood.said,
         )
         self.kernel, self.inducing, self.center = kernel, inducing, jnp.asarray(center, inducing.dtype)
+        # Quadratic in f, but E log p has a term for the variance left open, which log E p has not.
+        self.quadratic = likelihood.conjugate
 
     def width(self, block: Any) -> int:
         return self.inducing.shape[1]
@@ -69,7 +72,13 @@ class SparseFactor(LinearFactor):
         return super().given(mean + self.center, spread + self._weights(data)[1], seen, data, key)
 
     def density(self, mean: Array, spread: Array, seen: Mapping[str, Seen], data: Mapping[str, Array]) -> Array:
-        return super().density(mean + self.center, spread + self._weights(data)[1], seen, data)
+        mean, spread = mean + self.center, spread + self._weights(data)[1]
+        if not self.quadratic:
+            return super().density(mean, spread, seen, data)
+        row, y = self._row(seen), data[self.data[-1]]
+        value, slope = jax.vmap(jax.value_and_grad(row))(mean, y)
+        scale = 1 - spread * jax.vmap(jax.grad(jax.grad(row)))(mean, y)
+        return value + 0.5 * (slope**2 * spread / scale - jnp.log(scale))
 
 
 def single_output(likelihood: LinearFactor) -> str:

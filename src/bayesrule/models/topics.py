@@ -87,6 +87,11 @@ def shares(model: Model, q: Any, counts: Any, *, steps: int = 100, tolerance: fl
     from ..recipes import svi
 
     rows = documents(counts)
+    known, given = q["topics"].mean.shape[-1], np.shape(counts)[-1]
+    if known != given:
+        raise ValueError(
+            f"The topics are over {known} words, and counts has {given} columns: give both one vocabulary."
+        )
     rule = svi(0.0, local_steps=steps, tolerance=tolerance)
     found = fit(rule, model, {"topics": q["topics"]}, rows, steps=1)
     return found.q["shares"].mean
