@@ -318,7 +318,7 @@ def log_likelihood(found: Chain, outputs: Filtered) -> Float[Array, ""]:
     safe = scale + sure
     logs = jnp.where(b > 0, jnp.log(2 * jnp.pi * safe), 0.0)
     impossible = jnp.where(sure & (miss > 0), jnp.inf, 0.0)
-    return -0.5 * jnp.sum(jnp.where(sure, impossible, miss / safe + logs))
+    return -0.5 * (jnp.sum((miss / safe + logs) * ~sure) + jnp.sum(impossible))
 
 
 def predicted(system: StateSpace, mean: Float[Array, "T D"], cov: Float[Array, "T D D"]) -> State:
