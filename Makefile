@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3.11
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test extended lint format bench clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -21,6 +21,10 @@ test: export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusio
 test: $(VENV)/dev.stamp
 	@mkdir -p $(JAX_COMPILATION_CACHE_DIR)
 	$(BIN)/python -m pytest $(ARGS)
+
+# The few tests that take longest.
+extended:
+	@$(MAKE) test ARGS="-m extended $(ARGS)"
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check

@@ -40,6 +40,7 @@ def test_svi_with_all_of_the_data_and_whole_steps_is_vmp():
     assert_allclose(vmp.trace["bound"], svi.trace["bound"], rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_blocks_at_once_and_damped_end_where_a_sweep_does():
     swept = blr.fit(blr.vmp(), mixture(), None, {"y": ROWS}, steps=300, tolerance=1e-12)
     for rule in (blr.vmp(0.5, order="parallel"), blr.cvi(0.5)):

@@ -105,6 +105,7 @@ TARGETS = (banana, funnel, two_moons)
 ANY = blr.Objective(lambda theta, which: jax.lax.switch(which, TARGETS, theta), size=1)  # compiled once for all three
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("count", range(3), ids=[target.__name__ for target in TARGETS])
 def test_the_bound_rises_with_the_number_of_components(count):
     """The exact bound, on a grid: below the log of the normaliser, and closer to it with K = 1, 2, 5, 10.

@@ -140,6 +140,7 @@ def test_voggn(split):
     assert width < 0.05
 
 
+@pytest.mark.extended
 def test_ivon():
     shift, width = fitted(blr.ivon, 0, 20_000, 0.1, 300.0, samples=32)
     assert shift < 0.05
