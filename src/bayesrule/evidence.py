@@ -161,8 +161,8 @@ def tuned(
         batch = data
         if batch_size is not None:
             batch, order = picked(here, data, key, order, count, batch_size)
-        for turn in range(between):
-            state, _ = rule.step(here, state, batch, jax.random.fold_in(now, turn))
+        step = lambda turn, state: rule.step(here, state, batch, jax.random.fold_in(now, turn))[0]
+        state = jax.lax.fori_loop(0, between, step, state)
         still = jax.lax.stop_gradient(state.q)
 
         def loss(logs: PyTree) -> Array:

@@ -20,7 +20,6 @@ from .families.parameters import bare
 from .families.peak import Peak
 from .families.product import Product
 from .families.seen import Seen
-from .families.sited import SitedGaussian
 from .objective import Objective, Weighted
 from .regularizer import Flat
 from .rows import Masked, Ragged, Rows, missing, observed_part, values_of, where_observed, whole_or_absent
@@ -86,10 +85,9 @@ class Model(Objective):
         wrong = {name: type(q).__name__ for name, q in known.items() if not isinstance(q, ExponentialFamily)}
         if wrong or not known:
             raise ValueError(f"A model's blocks are exponential families by name, got {wrong or 'none'}.")
-        if any(isinstance(q, SitedGaussian) for q in local.values()):
-            raise ValueError(
-                "A process or chain of known transitions is one for all rows: make a series' steps the rows."
-            )
+        single = [name for name, q in local.items() if q.single]
+        if single:
+            raise ValueError(f"The block {single[0]!r} is one for all rows, not local: make a series' steps the rows.")
         if not factors:
             raise ValueError("A model needs factors: without any there is nothing to infer.")
         for name, factor in factors.items():

@@ -133,6 +133,8 @@ class ExponentialFamily(Family):
 
     label: ClassVar[str] = "Exponential family"
     ranks: ClassVar[tuple[int, ...] | None] = None
+    single: ClassVar[bool] = False
+    """Whether its arrays have fixed numbers of axes, so that there are no plates and no member for each row."""
     relative: ClassVar[bool] = False
     """Whether a prior is the base measure, and densities and the entropy are relative to it."""
     reparameterized: ClassVar[bool] = False

@@ -139,7 +139,7 @@ def _log_partition(system: StateSpace, natural: Sites, parallel: bool | None) ->
 @partial(jax.jit, static_argnums=2)
 def _pairs(system: StateSpace, natural: Sites, parallel: bool | None) -> Array | None:
     turned, found = _chain(system, natural, parallel)
-    return kalman.smoothed(turned, found, natural[0].shape[0], pairs=True).crossed
+    return kalman.smoothed(turned, found, natural[0].shape[0], pairs=True).pairs
 
 
 @partial(jax.jit, static_argnums=2)

@@ -76,11 +76,11 @@ class Filtered(NamedTuple):
 
 
 class Smoothed(NamedTuple):
-    """Every state's mean and covariance given all sites, and E x_{t+1}x_tᵀ − E x_{t+1}E x_tᵀ."""
+    """Every state's mean and covariance given all sites, and Cov(x_{t+1}, x_t) where it was asked for."""
 
     mean: Float[Array, "T D"]
     covariance: Float[Array, "T D D"]
-    crossed: Float[Array, "T-1 D D"] | None
+    pairs: Float[Array, "T-1 D D"] | None
 
 
 def _steps(system: StateSpace, sites: Sites, length: int) -> Steps:
@@ -258,7 +258,6 @@ def filtered(found: Chain, count: int) -> Filtered:
     The start's covariance is carried as a root, $Σ = SS^⊤$, and an output $a^⊤x$ of weight w takes $S$ to
     $S(I − γφφ^⊤)$ with $φ = S^⊤a$ (Potter, 1963): a vague start loses no digits.
     """
-
     mean, cov, known, spread = jax.vmap(_learnt)(*found.start, found.seen)
     here = found.element
     after = here.b + matvec(here.A, mean), here.C + matmul(matmul(here.A, cov), here.A.mT)
@@ -279,12 +278,8 @@ def _learnt(mean: Array, cov: Array, seen: Seen) -> tuple[Array, Array, Array, A
         after = S - (weight / (scale + jnp.sqrt(scale))) * outer(gain, phi)
         return (mean + gain * ((push - weight * known) / scale), after), (known, spread)
 
-    def step(carry: State, x: Seen) -> tuple[State, tuple]:
-        carry, outputs = _each_output(once, carry, (x.push, x.weight, x.back))
-        return carry, (*carry, *outputs)
-
-    mean, S, known, spread = jax.lax.scan(step, (mean, root(cov).mT), seen)[1]
-    return mean, matmul(S, S.mT), known, spread
+    mean, S, *outputs = _followed(once, (mean, root(cov).mT), seen)
+    return mean, matmul(S, S.mT), outputs[0], outputs[1]
 
 
 def _learnt_plainly(mean: Array, cov: Array, seen: Seen) -> tuple[Array, Array, Array, Array]:
@@ -298,11 +293,17 @@ def _learnt_plainly(mean: Array, cov: Array, seen: Seen) -> tuple[Array, Array, 
         after = mean + gain * ((push - weight * known) / scale), cov - (weight / scale) * outer(gain, gain)
         return after, (known, spread)
 
+    return _followed(once, (mean, cov), seen)
+
+
+def _followed(once: Any, start: State, seen: Seen) -> tuple[Array, Array, Array, Array]:
+    """Output after output, step after step: the start as it becomes known, and what was predicted."""
+
     def step(carry: State, x: Seen) -> tuple[State, tuple]:
         carry, outputs = _each_output(once, carry, (x.push, x.weight, x.back))
         return carry, (*carry, *outputs)
 
-    return jax.lax.scan(step, (mean, cov), seen)[1]
+    return jax.lax.scan(step, start, seen)[1]
 
 
 @_learnt.defjvp
@@ -322,7 +323,7 @@ def log_likelihood(found: Chain, outputs: Filtered) -> Float[Array, ""]:
 
 
 def predicted(system: StateSpace, mean: Float[Array, "T D"], cov: Float[Array, "T D D"]) -> State:
-    """The states one transition later: (T, …), the last with the last transition there is."""
+    """The states one transition later, (T, …); the last is of no use where transitions change with time."""
     F, Q, o = (system.each(name, mean.shape[0]) for name in ("transition", "noise", "offset"))
     return matvec(F, mean) + o, symmetric(matmul(matmul(F, cov), F.mT) + Q)
 

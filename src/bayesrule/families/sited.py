@@ -51,6 +51,7 @@ class SitedGaussian(ExponentialFamily):
     label: ClassVar[str] = "Gaussian process (sites)"
     meaning: ClassVar[str] = "q(f) ∝ p(f) exp Σ_n(ν_n f_n − ½κ_n f_n²), λ = (ν, −½κ), h the prior p"
     update: ClassVar[str] = "ν ← (1 − ρτ)ν − ρ(g − hm),  κ ← (1 − ρτ)κ + ρh,  (g, h) = E_q(ℓ̄′, ℓ̄″) of every output"
+    single: ClassVar[bool] = True
     relative: ClassVar[bool] = True
     reparameterized: ClassVar[bool] = True
     symmetric: ClassVar[bool] = True

@@ -14,7 +14,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Key
 
 from ..families import kalman
-from ..families.kalman import Chain, Sites
+from ..families.kalman import Chain, Sites, Smoothed
 from ..families.small import root
 from ..families.state_space import StateSpace
 from ..families.structure import floating
@@ -26,14 +26,6 @@ class Filtered(NamedTuple):
     mean: Float[Array, "T D"]
     covariance: Float[Array, "T D D"]
     log_likelihood: Float[Array, ""]
-
-
-class Smoothed(NamedTuple):
-    """Every state's mean and covariance given all of y, and Cov(x_{t+1}, x_t) where it was asked for."""
-
-    mean: Float[Array, "T D"]
-    covariance: Float[Array, "T D D"]
-    pairs: Float[Array, "T-1 D D"] | None = None
 
 
 class Forecast(NamedTuple):
@@ -157,7 +149,7 @@ def _filter(system: StateSpace, y: Array, noise: Array, parallel: bool | None) -
 @partial(jax.jit, static_argnums=(3, 4))
 def _smooth(system: StateSpace, y: Array, noise: Array, pairs: bool, parallel: bool | None) -> Smoothed:
     system, found = _chain(system, y, noise, parallel)
-    return Smoothed(*kalman.smoothed(system, found, y.shape[0], pairs))
+    return kalman.smoothed(system, found, y.shape[0], pairs)
 
 
 def _chain(

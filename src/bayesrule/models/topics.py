@@ -11,7 +11,9 @@ from jaxtyping import Array, Float
 
 from .. import factors
 from ..families.dirichlet import Dirichlet
+from ..fitting import fit
 from ..model import Model
+from ..recipes import svi
 from ..rows import Ragged
 
 
@@ -83,9 +85,6 @@ def latent_dirichlet(
 
 def shares(model: Model, q: Any, counts: Any, *, steps: int = 100, tolerance: float = 1e-4) -> Float[Array, "N K"]:
     """The topics' shares in new documents, the topics where they are: E θ of documents that are settled."""
-    from ..fitting import fit
-    from ..recipes import svi
-
     rows = documents(counts)
     known, given = q["topics"].mean.shape[-1], np.shape(counts)[-1]
     if known != given:
