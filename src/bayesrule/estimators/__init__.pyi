@@ -1,0 +1,16 @@
+from .factor_analysis import PPCA as PPCA
+from .factor_analysis import FactorAnalysis as FactorAnalysis
+from .hmm import CategoricalHMM as CategoricalHMM
+from .hmm import GaussianHMM as GaussianHMM
+from .hmm import PoissonHMM as PoissonHMM
+from .linear import LogisticRegression as LogisticRegression
+from .linear import PoissonRegression as PoissonRegression
+from .linear import RidgeRegression as RidgeRegression
+from .mixture import GaussianMixture as GaussianMixture
+from .networks import BinaryMLPClassifier as BinaryMLPClassifier
+from .networks import MLPClassifier as MLPClassifier
+from .networks import MLPRegressor as MLPRegressor
+from .processes import GaussianProcessClassifier as GaussianProcessClassifier
+from .processes import GaussianProcessRegressor as GaussianProcessRegressor
+from .state_space import LinearGaussianStateSpace as LinearGaussianStateSpace
+from .topics import LatentDirichletAllocation as LatentDirichletAllocation

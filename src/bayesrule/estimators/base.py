@@ -1,0 +1,100 @@
+"""What every estimator shares: double precision inside, rows padded to buckets, seeds as keys, recipes by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+from sklearn.base import BaseEstimator
+from sklearn.utils import check_random_state
+
+from ..fitting import Result, fit
+from ..rule import Rule
+
+P = ParamSpec("P")
+T = TypeVar("T")
+S = TypeVar("S", bound="Estimator")
+
+
+class Estimator(BaseEstimator):
+    """An estimator over the rule.
+
+    Fitted attributes are numbers, strings, NumPy arrays, the library's own families (with NumPy leaves), or plain
+    containers of these: they pickle, and a saved run can hold them without code.
+    """
+
+    _watcher: Any = None
+
+    def _run(self, rule: Rule, objective: Any, start: Any, data: PyTree = None, **options: Any) -> Result:
+        """`fit`, or what stands in for it: the command line watches, saves and resumes the fits of an estimator."""
+        watched = fit if self._watcher is None else self._watcher.fit
+        return watched(rule, objective, start, data, **options)
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: Any = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_watcher"}
+
+
+def double(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """A method in double precision, whatever the process has chosen for JAX: as scikit-learn's own estimators."""
+
+    @wraps(method)
+    def precise(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with jax.enable_x64(True):
+            return method(self, *args, **kwargs)
+
+    return precise
+
+
+def kept(tree: PyTree) -> PyTree:
+    """With NumPy's arrays for JAX's, which would lose half of their digits where they are read in single precision."""
+    return jax.tree.map(np.asarray, tree)
+
+
+def bucket(rows: int) -> int:
+    """The number of rows that a program is compiled for: at most a quarter more than there are, and at least 32.
+
+    >>> [bucket(n) for n in (1, 33, 41, 100, 1000)]
+    [32, 40, 48, 112, 1024]
+    """
+    if rows <= 32:
+        return 32
+    step = 1 << ((rows - 1).bit_length() - 3)
+    return -(-rows // step) * step
+
+
+def padded(array: Any, rows: int, fill: float = 0.0) -> np.ndarray:
+    """The array with rows of `fill` after its own, up to this number: give them a weight of 0.
+
+    >>> padded(np.ones((1, 2)), 2).tolist()
+    [[1.0, 1.0], [0.0, 0.0]]
+    """
+    array = np.asarray(array)
+    if len(array) == rows:
+        return array
+    return np.concatenate([array, np.full((rows - len(array), *array.shape[1:]), fill, array.dtype)])
+
+
+def key_of(random_state: Any) -> Any:
+    """A JAX key from scikit-learn's `random_state`: a seed, a NumPy generator or None."""
+    if random_state is not None and not isinstance(random_state, np.random.RandomState):
+        random_state = int(random_state)  # the same seed is the same key, also as a NumPy integer
+    if isinstance(random_state, int):
+        return jax.random.key(random_state % 2**32)
+    return jax.random.key(int(check_random_state(random_state).randint(2**31 - 1)))
+
+
+def chosen(recipe: Any, named: Mapping[str, Callable[[], Rule]], estimator: Any) -> Rule:
+    """The rule that `recipe=` stands for: a name, or a rule as it is."""
+    if isinstance(recipe, Rule):
+        return recipe
+    if isinstance(recipe, str) and recipe in named:
+        return named[recipe]()
+    raise ValueError(
+        f"{type(estimator).__name__} knows the recipes {', '.join(map(repr, named))} and takes any rule, such as "
+        f"recipe=blr.vogn(1e-2); got recipe={recipe!r}."
+    )
