@@ -29,6 +29,7 @@ FLOORS = (
     {"recipes"},
     {"models", "data"},
     {"estimators", "interop"},
+    {"runs"},
     {"report"},
     {"cli", "__main__"},
 )

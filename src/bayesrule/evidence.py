@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,13 +13,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jax.tree_util import Partial
 from jaxtyping import Array, PyTree
 
+from .families.base import Family
 from .fitting import Result, fit
 from .model import Model
 from .objective import Objective, as_objective
+from .regularizer import Regularizer, as_regularizer
 from .rule import Rule
-from .running import picked, run
+from .running import picked
+from .running import run as run_to_end
+from .steps import Step
+
+_REACH = 1e6  # how far a number may go in one search, as a factor
 
 
 @dataclass(frozen=True)
@@ -41,14 +49,18 @@ def empirical_bayes(
     steps: int = 50,
     tolerance: float = 1e-8,
     evaluations: int = 100,
+    within: float | None = None,
     key: Any = None,
+    run: Callable[..., Result] = fit,
 ) -> Evidence:
     """Maximise the evidence (its lower bound) over positive numbers that the objective depends on.
 
     `objective(hyper)` builds the objective from a pytree of positive numbers; `hyper` is where to start.
     Each evaluation fits q anew, from the last one, and differentiates the bound there. The numbers are
     searched in logarithms, by scipy's L-BFGS-B. Under the delta method the bound is Laplace's evidence,
-    and for Gaussian linear models the exact one.
+    and for Gaussian linear models the exact one. A `jax.tree_util.Partial` of a function and its arrays as
+    `objective` is compiled once for all arrays of the same shapes. `within` keeps every number within that factor of
+    where it starts; `run` is what takes the place of `fit` for the last fit.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> y = jnp.array([3.0, -2.0, 2.5, -3.5])                       # y ~ N(θ, 1), one θ each
@@ -58,57 +70,100 @@ def empirical_bayes(
     >>> round(float(found.hyper["prior"]), 3)                       # 1 / (mean of y² − 1)
     0.145
     """
-    flat, unflatten = ravel_pytree(jax.tree.map(lambda x: jnp.asarray(x, float), hyper))
-    if flat.size == 0 or not bool(jnp.all(flat > 0)):
-        raise ValueError(f"empirical_bayes searches positive numbers in logarithms, and {hyper} has others.")
     if rule.points.random and key is None:
         raise ValueError("This rule samples its points: pass key=jax.random.key(…).")
     key = jax.random.key(0) if key is None else key
-
-    def built(logs: Array) -> Any:
-        return as_objective(objective(unflatten(jnp.exp(logs))))
-
-    state = rule.init(start, built(jnp.log(flat)))
     data = jax.tree.map(jnp.asarray, data)
+    q, built = None, objective if isinstance(objective, Partial) else Partial(objective)
 
-    @jax.jit
-    def evaluated(logs: Array, q: Any) -> tuple[Any, Array, Array]:
-        """The fit at these numbers, minus its bound, and the gradient of that."""
-        here = built(logs)
-        fitted = run(rule, here, rule.init(_over(here, q), here), data, key, steps, tolerance)
-
-        def loss(logs: Array) -> Array:
-            # One more step, for how q itself depends on the numbers: at the fixed point of Newton's method its
-            # derivative is the whole dependence, at a maximum of the bound that does not matter. Forward mode,
-            # since the guard is a loop.
-            here = built(logs)
-            still = jax.lax.stop_gradient(fitted)
-            still = dataclasses.replace(still, q=_over(here, still.q))
-            moved = rule.advance(here, still, data, key)[0].q
-            return -rule.bound(here, moved, data, key, aux=fitted.aux)
-
-        return fitted.q, loss(logs), jax.jacfwd(loss)(logs)
-
-    q = state.q
-
-    def scored(logs: np.ndarray) -> tuple[float, np.ndarray]:
+    def scored(logs: PyTree) -> tuple[Array, PyTree]:
         nonlocal q
-        new, value, slope = evaluated(jnp.asarray(logs), q)
-        if not bool(jnp.isfinite(value) & jnp.all(jnp.isfinite(slope))):
+        if q is None:
+            q = start if isinstance(start, Family) else rule.init(start, _at(built, logs)).q
+        new, value, slope = _evaluated(rule, built, logs, q, data, key, tolerance, steps=steps)
+        if bool(jnp.isfinite(value)):
+            q = new
+        return value, slope
+
+    found = highest(scored, hyper, evaluations=evaluations, within=within)
+    last = as_objective(objective(found.hyper))
+    result = run(rule, last, _over(last, q), data, steps=steps, tolerance=tolerance, key=key)
+    return Evidence(found.hyper, result, found.converged and result.reason == "converged", found.evaluations)
+
+
+@partial(jax.jit, static_argnames="steps")
+def _evaluated(
+    rule: Rule, objective: Partial, logs: PyTree, q: Any, data: PyTree, key: Any, tolerance: Any, *, steps: int
+) -> tuple[Any, Array, PyTree]:
+    """The fit at these numbers, its bound, and the gradient of that."""
+    here = _at(objective, logs)
+    fitted = run_to_end(rule, here, rule.init(_over(here, q), here), data, key, steps, tolerance)
+
+    def bound(logs: PyTree) -> Array:
+        # One more step, for how q itself depends on the numbers: at the fixed point of Newton's method its
+        # derivative is the whole dependence, at a maximum of the bound that does not matter. Forward mode,
+        # since the guard is a loop.
+        here = _at(objective, logs)
+        still = jax.lax.stop_gradient(fitted)
+        still = dataclasses.replace(still, q=_over(here, still.q))
+        moved = rule.advance(here, still, data, key)[0].q
+        return rule.bound(here, moved, data, key, aux=fitted.aux)
+
+    return fitted.q, bound(logs), jax.jacfwd(bound)(logs)
+
+
+def _at(objective: Callable[[PyTree], Any], logs: PyTree) -> Any:
+    return as_objective(objective(jax.tree.map(jnp.exp, logs)))
+
+
+@dataclass(frozen=True)
+class Highest:
+    """What `highest` found: the numbers, the score there, and how the search ended."""
+
+    hyper: PyTree
+    value: float
+    converged: bool
+    evaluations: int
+
+
+def highest(
+    scored: Callable[[PyTree], tuple[Any, PyTree]],
+    hyper: PyTree,
+    *,
+    evaluations: int = 100,
+    within: float | None = None,
+) -> Highest:
+    """Positive numbers at which a score is highest, searched in logarithms by scipy's L-BFGS-B.
+
+    `scored(logs)` gives the score and its slope in the logarithms. `within` keeps every number within that factor of
+    where it starts.
+
+    >>> import jax, jax.numpy as jnp
+    >>> found = highest(jax.value_and_grad(lambda logs: -((logs - 1.0) ** 2)), 1.0)
+    >>> round(float(found.hyper), 3)
+    2.718
+    """
+    flat, unflatten = ravel_pytree(jax.tree.map(lambda x: jnp.asarray(x, float), hyper))
+    if flat.size == 0 or not bool(jnp.all(flat > 0)):
+        raise ValueError(f"empirical_bayes searches positive numbers in logarithms, and {hyper} has others.")
+
+    def lower(logs: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = scored(unflatten(jnp.asarray(logs)))
+        slope = np.asarray(ravel_pytree(slope)[0], float)
+        if not (np.isfinite(float(value)) and np.all(np.isfinite(slope))):
             return np.inf, np.zeros_like(logs)
-        q = new
-        return float(value), np.asarray(slope, float)
+        return -float(value), -slope
 
     from scipy.optimize import minimize
 
+    first = np.log(np.asarray(flat, float))
+    bounds = None if within is None else [(x - np.log(within), x + np.log(within)) for x in first]
     options = {"maxfun": evaluations, "ftol": 1e-14, "gtol": 1e-6}
-    found = minimize(scored, np.log(np.asarray(flat, float)), jac=True, method="L-BFGS-B", options=options)
-    best = unflatten(jnp.exp(jnp.asarray(found.x)))
-    last = as_objective(objective(best))
-    result = fit(rule, last, _over(last, q), data, steps=steps, tolerance=tolerance, key=key)
+    found = minimize(lower, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     small = bool(np.max(np.abs(found.jac)) < 1e-3)  # nats for a change of the numbers by a factor e
-    converged = (bool(found.success) or small) and result.reason == "converged"
-    return Evidence(best, result, converged and bool(np.all(np.isfinite(found.x))), int(found.nfev))
+    converged = (bool(found.success) or small) and bool(np.all(np.isfinite(found.x)))
+    best = unflatten(jnp.exp(jnp.asarray(found.x)))
+    return Highest(best, -float(found.fun), converged, int(found.nfev))
 
 
 def tuned(
@@ -180,6 +235,115 @@ def tuned(
     (logs, _, state, _), bounds = every((logs, optimizer.init(logs), state, order))
     hyper = jax.tree.map(jnp.exp, logs)
     return Tuned(hyper, _over(built(logs), state.q), np.asarray(bounds))
+
+
+def matched(
+    rule: Rule,
+    objective: Objective,
+    prior: Callable[[PyTree], Any],
+    hyper: PyTree,
+    start: Any,
+    data: PyTree = None,
+    *,
+    steps: int = 50,
+    tolerance: float = 1e-8,
+    rounds: int = 30,
+    run: Callable[..., Result] = fit,
+    **options: Any,
+) -> Evidence:
+    r"""The prior's positive numbers, by the evidence of the conjugate model that q's own messages make.
+
+    At a fixed point of the rule $λ = λ_0(η) + \tildeλ$, the prior's and the likelihood's. With $\tildeλ$ held, the
+    evidence $\log Z(η) = A(λ_0(η) + \tildeλ) − A(λ_0(η))$ costs no look at the data: it is maximised over η between
+    fits of q, until neither moves. Its slope $−∂_ηE_{q}R_η$ is the bound's, so that both have the same maximum. Under
+    the delta method these are MacKay's updates. `prior(hyper)` is what `Objective` takes as `regularizer=` (define it
+    once, outside of loops); for numbers that the likelihood depends on there is `empirical_bayes`. Other options go to
+    `fit`.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> y = jnp.array([3.0, -2.0, 2.5, -3.5])                       # y ~ N(θ, 1), one θ each
+    >>> normal = lambda w, e: 0.5 * (w[e[0]] - e[1]) ** 2 + 0.919
+    >>> model = blr.Objective(normal, size=4)
+    >>> found = matched(blr.laplace(), model, lambda h: h["prior"], {"prior": 1.0}, jnp.zeros(4), (jnp.arange(4), y))
+    >>> round(float(found.hyper["prior"]), 3), found.converged      # 1 / (mean of y² − 1)
+    (0.145, True)
+    """
+    still, wanted = 10 * math.sqrt(jnp.finfo(jnp.result_type(float)).eps), max(tolerance, 1e-2)
+    for look in range(1, rounds + 1):
+        regularizer = as_regularizer(prior(hyper), None)
+        here = dataclasses.replace(objective, regularizer=regularizer)
+        result = run(rule, here, start, data, steps=steps, tolerance=wanted, **options)
+        better, _ = conjugate_evidence(prior, hyper, result.q, likelihood_message(regularizer, result.q))
+        pairs = zip(jax.tree.leaves(better), jax.tree.leaves(hyper), strict=True)
+        moved = max(float(np.max(np.abs(np.log(np.asarray(new) / np.asarray(old))))) for new, old in pairs)
+        if result.reason not in ("converged", "steps") or (moved < still and wanted == tolerance):
+            break
+        # A rough q is enough to move the numbers on, and the more so the further they move.
+        wanted = tolerance if moved < 0.1 else wanted
+        if look < rounds:
+            hyper, start = better, result.q
+    return Evidence(hyper, result, moved < still and result.reason == "converged", look)
+
+
+@jax.jit
+def likelihood_message(regularizer: Regularizer, q: Any) -> PyTree:
+    """The likelihood's share of λ: what is left of it without the prior's."""
+    return jax.tree.map(jnp.subtract, q.natural(), _prior_natural(regularizer, q))
+
+
+def conjugate_evidence(
+    prior: Callable[[PyTree], Any],
+    hyper: PyTree,
+    q: Any,
+    message: PyTree,
+    likelihood: Callable[[PyTree, PyTree], tuple[PyTree, Array]] | None = None,
+    *,
+    held: Sequence[str] = (),
+) -> tuple[PyTree, float]:
+    r"""The positive numbers η that maximise $\log Z(η) = A(λ_0(η) + \tildeλ) − A(λ_0(η))$, and log Z there.
+
+    Searched in logarithms from `hyper`. `likelihood(hyper, message)` gives the message and the logarithm of the
+    likelihood's constant where these depend on the numbers too. q says which family it is; the numbers of a dict whose
+    names are `held` stay as they are.
+    """
+    from scipy.optimize import minimize
+
+    flat, unflatten = ravel_pytree(jax.tree.map(lambda x: _positive(x, hyper), hyper))
+    first = np.log(np.asarray(flat, float))
+
+    def scored(logs: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = _conjugate_evidence(q, message, unflatten(jnp.asarray(logs, flat.dtype)), prior, likelihood)
+        return float(value), np.asarray(ravel_pytree(slope)[0], float)
+
+    reach = math.log(_REACH)
+    free = np.ones(len(first), bool)
+    if held:
+        free = np.asarray(ravel_pytree({k: jnp.full(jnp.shape(v), k not in held) for k, v in hyper.items()})[0])
+    bounds = [(log - reach * move, log + reach * move) for log, move in zip(first, free, strict=True)]
+    found = minimize(scored, first, jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-15, "gtol": 1e-9})
+    return unflatten(jnp.exp(jnp.asarray(found.x, flat.dtype))), -float(found.fun)
+
+
+def _prior_natural(regularizer: Regularizer, q: Any) -> PyTree:
+    """λ₀: what the prior adds to λ, the negative of its part of ∇_μ E_q ℓ̄."""
+    gradient, curvature = regularizer.derivatives(q)
+    return jax.tree.map(jnp.negative, q.natural_step(Step(gradient, curvature, 1.0, 1.0, 1.0)))
+
+
+@partial(jax.jit, static_argnames=("prior", "likelihood"))
+def _conjugate_evidence(q: Any, message: PyTree, logs: PyTree, prior: Any, likelihood: Any) -> tuple[Array, PyTree]:
+    """Minus log Z(η), and its slope in log η: at the conjugate posterior q's own slope vanishes."""
+
+    def loss(logs: PyTree) -> Array:
+        hyper = jax.tree.map(jnp.exp, logs)
+        regularizer = as_regularizer(prior(hyper), None)
+        said, constant = (message, 0.0) if likelihood is None else likelihood(hyper, message)
+        natural = jax.tree.map(jnp.add, said, _prior_natural(regularizer, q))
+        posterior = jax.lax.stop_gradient(q.with_natural(natural))
+        products = jax.tree.map(jnp.vdot, said, posterior.expectation())
+        return regularizer.expected(posterior) - posterior.entropy() - sum(jax.tree.leaves(products)) - constant
+
+    return jax.value_and_grad(loss)(logs)
 
 
 @dataclass(frozen=True)

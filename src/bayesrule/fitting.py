@@ -128,7 +128,7 @@ def fit(
     batch_size: int | None = None,
     key: Any = None,
     tolerance: float | None = None,
-    progress: bool = False,
+    progress: bool | Callable[[Result], None] = False,
     checkpoint: str | Path | None = None,
     microbatches: int = 1,
     check: bool = False,
@@ -141,7 +141,8 @@ def fit(
     N/M for a ragged last one (a `from_batch` objective leaves the ragged rest of each epoch out, since
     its examples may not be independent). `tolerance` is in nats; with mini-batches it has to hold for a whole
     epoch of them in a row. `microbatches` measures each batch in that many parts, one after another, with the
-    memory of one. `checkpoint` is a file that is rewritten as the fit goes on; `load` it and pass it as `start` to
+    memory of one. `progress` shows a bar; or it is a function that is called a few times a second with the result so
+    far, which is its own only until it returns. `checkpoint` is a file that is rewritten as the fit goes on; `load` it and pass it as `start` to
     resume: the resumed run takes the same steps as an uncut one, bit for bit. `check`
     raises if the bound falls from one step to the next, which with ρ = 1 and conjugate factors it never does.
     """
@@ -193,7 +194,7 @@ def fit(
         return Result(state, reason, trace, key, normalized, bound, found, alone)
 
     reason, done, size = "steps", first, min(steps, 16)
-    with _Display(progress, steps) as display, _Interrupt() as interrupt:
+    with _Display(progress is True, steps) as display, _Interrupt() as interrupt:
         try:
             while done < last:
                 began = time.perf_counter()
@@ -204,8 +205,12 @@ def fit(
                 display.update(done - first, carry[2])
                 if check:
                     _rising(np.asarray(carry[2]["bound"])[: done - first])
-                if checkpoint is not None:
-                    result(carry, REASONS[code], passing=True).save(checkpoint)
+                if checkpoint is not None or callable(progress):
+                    passing = result(carry, REASONS[code], passing=True)
+                    if checkpoint is not None:
+                        passing.save(checkpoint)
+                    if callable(progress):
+                        progress(passing)
                 if code != RUNNING:
                     reason = REASONS[code]
                     break

@@ -94,6 +94,48 @@ class Isotropic(Regularizer):
         return self.strength
 
 
+class ByLeaf(Regularizer):
+    """R(θ) = ½Σδ‖leaf‖² with its constants, a number δ for each leaf of θ; a leaf of δ = 0 has a flat prior of density 1.
+
+    So an intercept is left alone: `regularizer={"w": 1.0, "b": 0.0}`.
+    """
+
+    strengths: PyTree
+
+    def normalized(self, q: Any) -> bool:
+        return not any(_is_zero(strength) for strength in jax.tree.leaves(self.strengths))
+
+    def _sum(self, squares: PyTree) -> Array:
+        """½Σδ‖·‖² and the constants, from every entry's square."""
+
+        def one(strength: Any, leaf: Array) -> Array:
+            flat = jnp.asarray(strength) == 0
+            constant = math.log(2 * math.pi) - jnp.log(jnp.where(flat, 2 * math.pi, strength))
+            return 0.5 * (strength * jnp.sum(leaf) + leaf.size * constant)
+
+        return sum(jax.tree.leaves(jax.tree.map(one, self.strengths, squares)), start=jnp.zeros(()))
+
+    def at_mean(self, q: Any) -> Array:
+        return self._sum(jax.tree.map(jnp.square, _gaussian(q).mean))
+
+    def expected(self, q: Any) -> Array:
+        return self._sum(jax.tree.map(lambda m, v: m**2 + v, _gaussian(q).mean, q.variance()))
+
+    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+        q = _gaussian(q)
+        gradient = jax.tree.map(lambda s, m: jnp.asarray(s, m.dtype) * m, self.strengths, q.mean)
+        every = jax.tree.map(lambda s, m: jnp.full(m.shape, s, wide(m.dtype)), self.strengths, q.mean)
+        return gradient, q.structure.of_diagonal(every)
+
+    def precision(self, params: PyTree) -> Any:
+        return jax.tree.map(lambda s, m: jnp.full(jnp.shape(m), s), self.strengths, params)
+
+
+def _is_zero(strength: Any) -> bool:
+    """Whether it is a 0 that can be seen: one that is traced counts as a number."""
+    return not isinstance(strength, Tracer) and float(strength) == 0
+
+
 class Prior(Regularizer):
     """R(θ) = −log p(θ) for a prior that is itself a family."""
 
@@ -224,6 +266,12 @@ def as_regularizer(regularizer: Any, prior: Any) -> Regularizer:
         raise ValueError("regularizer= takes a number or a function; give a family to prior=.")
     if callable(regularizer):
         return Penalty(regularizer)
+    if isinstance(regularizer, dict):
+        if any(not isinstance(s, Tracer) and float(s) < 0 for s in jax.tree.leaves(regularizer)):
+            raise ValueError(
+                f"regularizer= has a precision for each leaf of the parameters: none negative, got {regularizer}."
+            )
+        return ByLeaf(regularizer)
     if not isinstance(regularizer, Tracer) and float(regularizer) < 0:
         raise ValueError(f"regularizer=δ is the precision of the prior N(0, 1/δ): not negative, got {regularizer}.")
     if not isinstance(regularizer, Tracer) and float(regularizer) == 0:

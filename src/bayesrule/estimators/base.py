@@ -67,16 +67,28 @@ def bucket(rows: int) -> int:
     return -(-rows // step) * step
 
 
-def padded(array: Any, rows: int, fill: float = 0.0) -> np.ndarray:
-    """The array with rows of `fill` after its own, up to this number: give them a weight of 0.
+def columns(features: int) -> int:
+    """The same for columns, in fours where they are few: compiling is dear beside a fit of few columns.
+
+    >>> [columns(n) for n in (1, 20, 31, 33)]
+    [4, 20, 32, 40]
+    """
+    return -(-features // 4) * 4 if features <= 32 else bucket(features)
+
+
+def padded(array: Any, rows: int, columns: int | None = None, *, fill: float = 0.0) -> np.ndarray:
+    """The array with rows of `fill` after its own, up to this number (give them a weight of 0), and columns likewise.
 
     >>> padded(np.ones((1, 2)), 2).tolist()
     [[1.0, 1.0], [0.0, 0.0]]
     """
     array = np.asarray(array)
-    if len(array) == rows:
+    shape = (rows, *array.shape[1:]) if columns is None else (rows, columns, *array.shape[2:])
+    if shape == array.shape:
         return array
-    return np.concatenate([array, np.full((rows - len(array), *array.shape[1:]), fill, array.dtype)])
+    room = np.full(shape, fill, array.dtype)
+    room[tuple(map(slice, array.shape))] = array
+    return room
 
 
 def key_of(random_state: Any) -> Any:
@@ -88,13 +100,20 @@ def key_of(random_state: Any) -> Any:
     return jax.random.key(int(check_random_state(random_state).randint(2**31 - 1)))
 
 
-def chosen(recipe: Any, named: Mapping[str, Callable[[], Rule]], estimator: Any) -> Rule:
-    """The rule that `recipe=` stands for: a name, or a rule as it is."""
+def chosen(
+    recipe: Any,
+    named: Mapping[str, Callable[[], Rule]],
+    estimator: Any,
+    *,
+    parameter: str = "recipe",
+    example: str = "blr.vogn(1e-2)",
+) -> Rule:
+    """The rule that `recipe=` (or another parameter) stands for: a name, or a rule as it is."""
     if isinstance(recipe, Rule):
         return recipe
     if isinstance(recipe, str) and recipe in named:
         return named[recipe]()
     raise ValueError(
-        f"{type(estimator).__name__} knows the recipes {', '.join(map(repr, named))} and takes any rule, such as "
-        f"recipe=blr.vogn(1e-2); got recipe={recipe!r}."
+        f"{type(estimator).__name__} knows the {parameter}s {', '.join(map(repr, named))} and takes any rule, such as "
+        f"{parameter}={example}; got {parameter}={recipe!r}."
     )

@@ -1,0 +1,1 @@
+"""Tables: read from files, described, guessed at, and turned into numbers that a model takes."""

@@ -1,0 +1,313 @@
+"""Generalised linear models with a posterior over their weights: logistic and Poisson regression."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, ClassVar, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from ..evidence import matched
+from ..families.gaussian import Gaussian
+from ..fitting import Result
+from ..models import regression
+from ..objective import Objective, Weighted
+from ..recipes import laplace
+from ..regularizer import as_regularizer
+from ..rule import Rule
+from .base import Estimator, bucket, columns, double, kept, key_of, padded
+from .ridge import RidgeRegression
+from .rules import linear_rule
+from .targets import codes, weights
+
+
+class _Linear(Estimator):
+    """What logistic and Poisson regression share: a Gaussian posterior, its prior's strength by the bound."""
+
+    _kind: ClassVar[str]
+    posterior_: Any
+
+    def __init__(
+        self,
+        *,
+        recipe: Any = "auto",
+        prior_precision: Any = "auto",
+        fit_intercept: bool = True,
+        max_iter: int = 100,
+        tol: float = 1e-8,
+        batch_size: int | None = None,
+        random_state: Any = None,
+    ):
+        self.recipe = recipe
+        self.prior_precision = prior_precision
+        self.fit_intercept = fit_intercept
+        self.max_iter = max_iter
+        self.tol = tol
+        self.batch_size = batch_size
+        self.random_state = random_state
+
+    def _rule(self, outputs: int | None, rows: int) -> Rule:
+        return linear_rule(self.recipe, 1 if outputs is None else outputs, self._steps(rows), self)
+
+    def _steps(self, rows: int) -> int:
+        return self.max_iter if self.batch_size is None else self.max_iter * -(-rows // self.batch_size)
+
+    def _learn(self, X: np.ndarray, y: np.ndarray, counts: np.ndarray, start: Any) -> Self:
+        """From the start, with the prior's strength found on the way or given."""
+        outputs = start["w"].shape[1] if start["w"].ndim == 2 else None
+        rule, features = self._rule(outputs, len(X)), X.shape[1]
+        # Empty columns change nothing (their weights stay at the prior), and save compiling for every width.
+        wide = columns(features) if isinstance(self.recipe, str) else features
+        start = {**start, "w": padded(start["w"], wide)}
+        objective = regression.regression(self._kind, counts.sum())
+        prior = regression.strength if self.fit_intercept else regression.strength_alone
+        data = _data(X, y, counts, wide)
+        precision = self._given_precision()
+        if precision is None:
+            # A rule with samples, or without a precision of its own, is guided by Laplace's method.
+            own = not rule.points.random and self.batch_size is None and rule.family.kind is Gaussian
+            found = matched(
+                rule if own else laplace(),
+                objective,
+                prior,
+                {"w": 1.0},
+                start,
+                data,
+                steps=self.max_iter,
+                tolerance=self.tol,
+                run=self._run,
+            )
+            precision, result = float(found.hyper["w"]), found.result if own else None
+        else:
+            result = None
+        if result is None:
+            regularizer = as_regularizer(prior({"w": precision}), None)
+            result = self._taken(rule, dataclasses.replace(objective, regularizer=regularizer), start, data, len(X))
+        self.prior_precision_ = precision
+        self._keep(result, features)
+        self.bound_ = None if result.bound is None else float(result.bound)
+        return self
+
+    def _given_precision(self) -> float | None:
+        if isinstance(self.prior_precision, str) and self.prior_precision == "auto":
+            return None
+        precision = float(self.prior_precision)
+        if not 0 <= precision < float("inf"):
+            raise ValueError(f'prior_precision is "auto" or a number that is not negative, got {precision}.')
+        return precision
+
+    def _taken(self, rule: Rule, objective: Objective, start: Any, data: Weighted, rows: int) -> Result:
+        """The fit itself, in mini-batches if there is a batch size below the number of rows."""
+        if self.batch_size is None or self.batch_size >= rows:
+            deterministic = not rule.points.random
+            return self._run(
+                rule,
+                objective,
+                start,
+                data,
+                steps=self.max_iter,
+                tolerance=self.tol if deterministic else None,
+                key=key_of(self.random_state),
+            )
+        data = jax.tree.map(lambda x: x[:rows], dataclasses.replace(data, count=None))
+        data = dataclasses.replace(data, count=data.weights.sum())
+        key, batch = key_of(self.random_state), self.batch_size
+        return self._run(rule, objective, start, data, steps=self._steps(rows), batch_size=batch, key=key)
+
+    def _keep(self, result: Result, features: int) -> None:
+        if result.reason in ("not finite", "left the domain"):
+            raise ValueError(
+                f"The fit ended early ({result.reason}): are the features on very different scales? Put a "
+                "StandardScaler before the model."
+            )
+        self.posterior_ = kept(regression.narrowed(result.q, features))
+        self.n_iter_ = result.steps
+        self.coef_ = np.asarray(self.posterior_.mean["w"]).T
+        self.intercept_ = np.asarray(self.posterior_.mean.get("b", np.zeros(self.coef_.shape[:-1])))
+
+    def _stream(self, X: np.ndarray, y: np.ndarray, counts: np.ndarray) -> Self:
+        """More data: what was the posterior is the prior now."""
+        prior = jax.tree.map(jnp.asarray, self.posterior_)
+        objective = regression.regression(self._kind, counts.sum())
+        objective = dataclasses.replace(objective, regularizer=as_regularizer(None, prior))
+        outputs = self.coef_.shape[0] if self.coef_.ndim == 2 else None
+        before = self.bound_
+        result = self._taken(self._rule(outputs, len(X)), objective, prior, _data(X, y, counts, X.shape[1]), len(X))
+        self._keep(result, X.shape[1])
+        self.bound_ = None if result.bound is None or before is None else before + float(result.bound)
+        return self
+
+    def _checked(self, X: Any) -> np.ndarray:
+        check_is_fitted(self)
+        return validate_data(self, X, dtype=np.float64, reset=False)
+
+    def _predictive(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The mean and the variance of y."""
+        return regression.in_blocks(regression.predictive, self.posterior_, X, self._kind)
+
+
+def _data(X: np.ndarray, y: np.ndarray, counts: np.ndarray, wide: int) -> Weighted:
+    """Padded, with no weight for what is not there."""
+    rows = bucket(len(X))
+    return Weighted((padded(X, rows, wide), padded(y, rows)), padded(counts, rows), counts.sum())
+
+
+class LogisticRegression(ClassifierMixin, _Linear):
+    r"""Classes by a linear model, with a Gaussian posterior over its weights and probabilities averaged over it.
+
+    $p(y = 1 \mid x) = σ(w^⊤x + b)$ with $w ∼ N(0, 1/α)$ and a flat prior on b; for K classes the softmax of K scores
+    that sum to zero. α is chosen by the bound on the evidence unless `prior_precision` gives it.
+
+    `recipe` is "auto" (variational inference by quadrature, "von", for two classes; "laplace" for more), another
+    name ("newton", "ogn", "vogn", "ivon", "adam", "sgd", …), or any rule: `recipe=blr.vogn(1e-2)`. `max_iter` counts
+    steps, or passes where there is a `batch_size`. `class_weight` is as in scikit-learn. `partial_fit` takes the
+    posterior as the prior for what comes next.
+
+    >>> from sklearn.datasets import load_iris
+    >>> X, y = load_iris(return_X_y=True)
+    >>> model = LogisticRegression().fit(X, y)
+    >>> model.predict_proba(X[[70]]).round(2), round(model.prior_precision_, 3)
+    (array([[0.  , 0.44, 0.56]]), 0.123)
+    """
+
+    def __init__(
+        self,
+        *,
+        recipe: Any = "auto",
+        prior_precision: Any = "auto",
+        fit_intercept: bool = True,
+        class_weight: Any = None,
+        max_iter: int = 100,
+        tol: float = 1e-8,
+        batch_size: int | None = None,
+        random_state: Any = None,
+    ):
+        super().__init__(
+            recipe=recipe,
+            prior_precision=prior_precision,
+            fit_intercept=fit_intercept,
+            max_iter=max_iter,
+            tol=tol,
+            batch_size=batch_size,
+            random_state=random_state,
+        )
+        self.class_weight = class_weight
+
+    @property
+    def _kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  # it depends on the classes
+        return "logistic" if len(self.classes_) == 2 else "softmax"
+
+    @double
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn the weights' posterior."""
+        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        self.classes_, labels = codes(y)
+        counts = weights(X, sample_weight, self.class_weight, self.classes_, labels)
+        several = len(self.classes_) - 1 if len(self.classes_) > 2 else None
+        start = regression.zeros(X.shape[1], several, intercept=self.fit_intercept)
+        return self._learn(X, labels if several else labels.astype(float), counts, start)
+
+    @double
+    def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
+        """Go on with more data; `classes` lists all of them at the first call, where some may be missing from y."""
+        first = not hasattr(self, "posterior_")
+        X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
+        known, labels = codes(y, classes if first else self.classes_)
+        if first:
+            self.classes_ = known
+        counts = weights(X, sample_weight, self.class_weight, self.classes_, labels)
+        several = len(self.classes_) - 1 if len(self.classes_) > 2 else None
+        labels = labels if several else labels.astype(float)
+        if not first:
+            return self._stream(X, labels, counts)
+        return self._learn(X, labels, counts, regression.zeros(X.shape[1], several, intercept=self.fit_intercept))
+
+    @double
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Every class's probability, averaged over the posterior."""
+        mean, _ = self._predictive(self._checked(X))
+        return np.column_stack([1 - mean, mean]) if mean.ndim == 1 else mean
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """Their logarithms."""
+        return np.log(self.predict_proba(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class."""
+        probabilities = self.predict_proba(X)
+        return self.classes_[np.argmax(probabilities, axis=1)]
+
+    @double
+    def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
+        """Draws of the classes, (n_samples, rows); within a draw all rows have the same weights."""
+        first, second = jax.random.split(key_of(random_state))
+        f = regression.drawn(self.posterior_, self._checked(X), n_samples, first)
+        scores = jnp.stack([jnp.zeros(f.shape), f], axis=-1) if self._kind == "logistic" else regression.classes(f)
+        return self.classes_[np.asarray(jax.random.categorical(second, scores))]
+
+
+class PoissonRegression(RegressorMixin, _Linear):
+    r"""Counts by a log-linear model: $y ∼ \mathrm{Poisson}(e^{w^⊤x + b})$, $w ∼ N(0, 1/α)$, b flat.
+
+    α is chosen by the bound on the evidence unless `prior_precision` gives it. Other parameters are as for
+    `LogisticRegression`.
+
+    >>> X, y = [[0.0], [1.0], [2.0], [3.0]], [1, 1, 4, 9]
+    >>> mean, std = PoissonRegression(prior_precision=0.1).fit(X, y).predict([[2.0], [4.0]], return_std=True)
+    >>> mean.round(1), std.round(1)
+    (array([ 4. , 20.6]), array([2.2, 9.3]))
+    """
+
+    _kind = "poisson"
+
+    @double
+    def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Learn the weights' posterior."""
+        X, y = self._counted(X, y, reset=True)
+        return self._first(X, y, weights(X, sample_weight))
+
+    def _first(self, X: np.ndarray, y: np.ndarray, counts: np.ndarray) -> Self:
+        start = regression.zeros(X.shape[1], intercept=self.fit_intercept)
+        if self.fit_intercept:  # or the first step's e^f would be far off
+            start["b"] = jnp.log(max(float(np.average(y, weights=counts)), 1e-3))
+        return self._learn(X, y, counts, start)
+
+    def _counted(self, X: Any, y: Any, *, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, reset=reset)
+        y = np.asarray(y, float)
+        if np.any(y < 0):
+            raise ValueError(f"Counts are not negative, and y has {y.min():.6g}: RidgeRegression takes any numbers.")
+        return X, y
+
+    @double
+    def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
+        """Go on with more data: the posterior is the prior for it."""
+        first = not hasattr(self, "posterior_")
+        X, y = self._counted(X, y, reset=first)
+        counts = weights(X, sample_weight)
+        return self._first(X, y, counts) if first else self._stream(X, y, counts)
+
+    @double
+    def predict(self, X: Any, return_std: bool = False) -> Any:
+        """The expected count, and with `return_std` the standard deviation of a count."""
+        mean, variance = self._predictive(self._checked(X))
+        return (mean, np.sqrt(variance)) if return_std else mean
+
+    @double
+    def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
+        """Draws of the counts, (n_samples, rows); within a draw all rows have the same weights."""
+        first, second = jax.random.split(key_of(random_state))
+        f = regression.drawn(self.posterior_, self._checked(X), n_samples, first)
+        return np.asarray(jax.random.poisson(second, jnp.exp(f)))
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.positive_only = True
+        return tags
+
+
+__all__ = ["LogisticRegression", "PoissonRegression", "RidgeRegression"]

@@ -1,0 +1,50 @@
+"""Recipes by name for linear models: Newton's steps where a pass over the data is a step, rates that fall elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any
+
+import optax
+
+from ..guards import Backtracking
+from ..points import Quadrature
+from ..recipes import adam, ivon, laplace, newton, ogn, rmsprop, sgd, vogn, von
+from ..rule import Rule
+from .base import chosen
+
+_ORDER = 24  # points for one output; a rate of 0.7 settles where 1 goes to and fro
+_SAMPLES = 32
+
+
+@cache
+def _named(outputs: int, steps: int) -> dict[str, Callable[[], Rule]]:
+    falling = lambda rate: optax.cosine_decay_schedule(rate, steps)
+    variational = (
+        von(0.7).replace(points=Quadrature(_ORDER), guard=Backtracking(monotone=True))
+        if outputs == 1
+        else von(optax.cosine_decay_schedule(0.5, steps), samples=_SAMPLES)
+    )
+    rules = {
+        "auto": variational if outputs == 1 else laplace(),
+        "von": variational,
+        "laplace": laplace(),
+        "newton": newton(),
+        "ogn": ogn(falling(0.3)),
+        "vogn": vogn(falling(0.3)),
+        "ivon": ivon(falling(0.3)),
+        "adam": adam(falling(0.1)),
+        "rmsprop": rmsprop(falling(0.1)),
+        "sgd": sgd(falling(0.5)),
+    }
+    return {name: partial(_same, rule) for name, rule in rules.items()}
+
+
+def _same(rule: Rule) -> Rule:
+    return rule
+
+
+def linear_rule(recipe: Any, outputs: int, steps: int, estimator: Any) -> Rule:
+    """The rule that a linear model's `recipe=` stands for, over so many steps."""
+    return chosen(recipe, _named(outputs, max(1, steps)), estimator)

@@ -1,0 +1,172 @@
+"""Generalised linear models: y given f = wᵀx + b, as objectives that are linear in their parameters."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.special import gammaln
+from jaxtyping import Array, Float, PyTree
+
+from ..families.diagonal import DiagonalGaussian
+from ..families.gaussian import Gaussian
+from ..objective import Objective
+
+_ORDER = 32  # points of the quadrature over one output
+_DRAWS = 256  # of several outputs
+_ROWS = 1 << 14  # that are predicted at a time
+
+
+def scores(params: PyTree, x: Float[Array, " D"]) -> Array:
+    """f = wᵀx + b: one number, or one for each column of w. Without "b" there is no intercept."""
+    return x @ params["w"] + params.get("b", 0.0)
+
+
+def logistic(f: Array, y: Any) -> Array:
+    """−log p(y | f) of a label 0 or 1."""
+    return jnp.logaddexp(0.0, f) - y * f
+
+
+def softmax(f: Float[Array, " K-1"], y: Any) -> Array:
+    """−log p(y | f) of one of K classes, whose scores are the `contrasts` of K − 1 numbers."""
+    return jax.nn.logsumexp(classes(f)) - classes(f)[y]
+
+
+def poisson(f: Array, y: Any) -> Array:
+    """−log p(y | f) of a count with the mean eᶠ."""
+    return jnp.exp(f) - y * f + gammaln(y + 1)
+
+
+def contrasts(classes: int) -> Float[np.ndarray, "K K-1"]:
+    """Orthonormal columns that sum to zero: every direction of the scores has an effect, and none is preferred.
+
+    >>> contrasts(3).T @ contrasts(3)
+    array([[1., 0.], [0., 1.]])
+    """
+    # Helmert's, which SciPy has in rows.
+    from scipy.linalg import helmert
+
+    return helmert(classes).T
+
+
+def classes(f: Float[Array, "... K-1"]) -> Float[Array, "... K"]:
+    """Every class's score."""
+    return f @ jnp.asarray(contrasts(f.shape[-1] + 1), f.dtype).T
+
+
+LOSSES = {"logistic": logistic, "softmax": softmax, "poisson": poisson}
+
+
+def regression(kind: str, size: Any, regularizer: Any = None) -> Objective:
+    """The objective of a generalised linear model: "logistic", "softmax" or "poisson", for examples (x, y).
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> objective = regression("logistic", 4, {"w": 1.0, "b": 0.0})                   # an intercept that is left alone
+    >>> x, y = jnp.array([[-2.0], [-1.0], [1.0], [2.0]]), jnp.array([0.0, 1.0, 0.0, 1.0])
+    >>> result = blr.fit(blr.laplace(), objective, zeros(1), (x, y), steps=20, tolerance=1e-6)
+    >>> round(float(result.q.mean["w"][0]), 3)
+    0.464
+    """
+    return Objective(LOSSES[kind], output=scores, linear=True, size=size, regularizer=regularizer)
+
+
+def strength(hyper: PyTree) -> PyTree:
+    """The regularizer of these models: a precision for the weights, nothing for the intercept."""
+    return {"w": hyper["w"], "b": 0.0}
+
+
+def strength_alone(hyper: PyTree) -> PyTree:
+    """The same without an intercept."""
+    return {"w": hyper["w"]}
+
+
+def zeros(features: int, outputs: int | None = None, *, intercept: bool = True) -> PyTree:
+    """Parameters to start from."""
+    shape = () if outputs is None else (outputs,)
+    params = {"w": jnp.zeros((features, *shape))}
+    return {**params, "b": jnp.zeros(shape)} if intercept else params
+
+
+# Predictions, averaged over a Gaussian posterior.
+
+
+@jax.jit
+def outputs(q: Any, x: Float[Array, "N D"]) -> tuple[Array, Array]:
+    """The mean of every row's f, and its variance (covariance where there are several)."""
+    center = jax.vmap(partial(scores, q.mean))(x)
+    several = center.ndim == 2
+    jacobian = jax.vmap(jax.jacrev(lambda params, row: jnp.atleast_1d(scores(params, row))), (None, 0))(q.mean, x)
+    covariance = q.output_covariance(jacobian)
+    return center, covariance if several else covariance[:, 0, 0]
+
+
+@partial(jax.jit, static_argnames="kind")
+def predictive(q: Any, x: Float[Array, "N D"], kind: str) -> tuple[Array, Array]:
+    """E[y] (of a class: every class's probability) and the variance of y, f averaged over q.
+
+    Exact for counts, by quadrature for one score, over draws of the scores (the same noise for every row) for several.
+    """
+    center, spread = outputs(q, x)
+    if kind == "poisson":
+        mean = jnp.exp(center + 0.5 * spread)
+        return mean, mean + mean**2 * jnp.expm1(spread)
+    if kind == "logistic":
+        nodes, weights = np.polynomial.hermite_e.hermegauss(_ORDER)
+        f = center[:, None] + jnp.sqrt(spread)[:, None] * nodes
+        mean = jax.nn.sigmoid(f) @ (weights / weights.sum())
+        return mean, mean * (1 - mean)
+    noise = jnp.asarray(_spread_noise(center.shape[-1]), center.dtype)
+    factor = jnp.linalg.cholesky(spread + 1e-12 * jnp.eye(center.shape[-1], dtype=center.dtype))
+    f = center[:, None] + jnp.einsum("nkl,sl->nsk", factor, noise)
+    mean = jnp.mean(jax.nn.softmax(classes(f)), axis=1)
+    return mean, mean * (1 - mean)
+
+
+def _spread_noise(dimensions: int) -> np.ndarray:
+    """Normal noise that fills the space evenly (Sobol's points), in mirrored pairs."""
+    from scipy.stats import norm, qmc
+
+    half = norm.ppf(qmc.Sobol(dimensions, scramble=True, rng=0).random(_DRAWS // 2))
+    return np.concatenate([half, -half])
+
+
+def in_blocks(function: Any, q: Any, x: Float[np.ndarray, "N D"], *options: Any) -> tuple[np.ndarray, ...]:
+    """function(q, rows, …) for all rows: in blocks of few sizes, so that memory is bounded and little is compiled."""
+    blocks = []
+    for first in range(0, len(x), _ROWS):
+        part = x[first : first + _ROWS]
+        room = np.zeros((min(_ROWS, 1 << max(5, (len(part) - 1).bit_length())), x.shape[1]), x.dtype)
+        room[: len(part)] = part
+        blocks.append([np.asarray(value)[: len(part)] for value in function(q, room, *options)])
+    return tuple(np.concatenate(parts) for parts in zip(*blocks, strict=True))
+
+
+def drawn(q: Any, x: Float[Array, "N D"], count: int, key: Any) -> Array:
+    """f for every row under draws from q, (count, N, …): a draw has the same weights for all rows."""
+    params = q.sample(key, (count,))
+    return jax.vmap(lambda params: scores(params, x))(params)
+
+
+# A posterior over other features, or in other units.
+
+
+def narrowed(q: Any, features: int) -> Any:
+    """q without the weights of columns of zeros, which stay at the prior, independent of the others, and are last."""
+    if not isinstance(q, Gaussian | DiagonalGaussian) or q.mean["w"].shape[0] == features:
+        return q
+    mean = {**q.mean, "w": q.mean["w"][:features]}
+    if isinstance(q, Gaussian):
+        size = sum(leaf.size for leaf in jax.tree.leaves(mean))
+        return Gaussian(mean, q.precision[:size, :size])
+    return DiagonalGaussian(mean, {**q.precision, "w": q.precision["w"][:features]})
+
+
+def rescaled(q: Any, scale: float) -> Any:
+    """q over the same parameters times a scale."""
+    mean = jax.tree.map(lambda m: scale * m, q.mean)
+    precision = jax.tree.map(lambda s: s / scale**2, q.precision)
+    return dataclasses.replace(q, mean=mean, precision=precision)
