@@ -18,7 +18,8 @@ _MODULES = {
     "score": "Reparameterized Score",
     "steps": "Steps Sweep Rates GradientAverage Scaling",
     "guards": "Backtracking Retraction NoGuard Boundary",
-    "fitting": "fit Result save load",
+    "fitting": "fit Result save",
+    "runs": "Run load",
     "minima": "Minimum",
     "search": "Search",
     "model": "Model",
@@ -29,7 +30,7 @@ _MODULES = {
     "leaving": "LeaveOneOut leave_one_out",
     "prediction": "predict",
     "metrics": "",
-    "evidence": "empirical_bayes tuned",
+    "evidence": "empirical_bayes tuned matched",
     "families": "FixedGaussian DiagonalGaussian Gaussian SharedGaussian LowRankGaussian KroneckerGaussian SpikeSlab "
     "Mixture StudentT SkewGaussian Bernoulli Categorical CategoricalChain Dirichlet Beta Gamma Wishart NormalGamma "
     "NormalWishart Poisson Product Peak GaussianProcess GaussianChain BandedGaussian StateSpace Family "

@@ -4,6 +4,7 @@ from .curvature import Gradient as Gradient
 from .curvature import SquaredGradient as SquaredGradient
 from .curvature import Stein as Stein
 from .evidence import empirical_bayes as empirical_bayes
+from .evidence import matched as matched
 from .evidence import tuned as tuned
 from .factor import Factor as Factor
 from .families import BandedGaussian as BandedGaussian
@@ -36,7 +37,6 @@ from .families import StudentT as StudentT
 from .families import Wishart as Wishart
 from .fitting import Result as Result
 from .fitting import fit as fit
-from .fitting import load as load
 from .fitting import save as save
 from .guards import Backtracking as Backtracking
 from .guards import Boundary as Boundary
@@ -92,6 +92,8 @@ from .rows import Masked as Masked
 from .rows import Ragged as Ragged
 from .rows import Rows as Rows
 from .rule import Rule as Rule
+from .runs import Run as Run
+from .runs import load as load
 from .score import Reparameterized as Reparameterized
 from .score import Score as Score
 from .search import Search as Search

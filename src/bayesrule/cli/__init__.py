@@ -6,12 +6,13 @@ from typing import Annotated
 
 import typer
 
-from . import looking
+from . import learning, looking
+from .starting import EXIT_CODES
 
 app = typer.Typer(
     help="The Bayesian learning rule: one update, and the algorithms that follow from it.",
     no_args_is_help=True,
-    add_completion=False,
+    epilog=EXIT_CODES,
     pretty_exceptions_enable=False,
 )
 
@@ -33,6 +34,9 @@ def main(
     """The Bayesian learning rule: one update, and the algorithms that follow from it."""
 
 
+app.command()(learning.fit)
+app.command()(learning.predict)
+app.command()(learning.datasets)
 app.command()(looking.table)
 app.command()(looking.gallery)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import jax
 import numpy as np
@@ -33,6 +34,12 @@ class Estimator(BaseEstimator):
         """`fit`, or what stands in for it: the command line watches, saves and resumes the fits of an estimator."""
         watched = fit if self._watcher is None else self._watcher.fit
         return watched(rule, objective, start, data, **options)
+
+    def seen(self, q: Any) -> Self:
+        """A copy that predicts from another posterior: how a fit that goes on would do now."""
+        other = copy.copy(self)
+        other.posterior_ = kept(q)  # pyright: ignore[reportAttributeAccessIssue]  # every estimator has one
+        return other
 
     def __getstate__(self) -> dict[str, Any]:
         state: Any = super().__getstate__()

@@ -129,6 +129,9 @@ class _Linear(Estimator):
         self.coef_ = np.asarray(self.posterior_.mean["w"]).T
         self.intercept_ = np.asarray(self.posterior_.mean.get("b", np.zeros(self.coef_.shape[:-1])))
 
+    def seen(self, q: Any) -> Self:
+        return super().seen(regression.narrowed(q, self.n_features_in_))
+
     def _stream(self, X: np.ndarray, y: np.ndarray, counts: np.ndarray) -> Self:
         """More data: what was the posterior is the prior now."""
         prior = jax.tree.map(jnp.asarray, self.posterior_)
@@ -296,6 +299,11 @@ class PoissonRegression(RegressorMixin, _Linear):
         """The expected count, and with `return_std` the standard deviation of a count."""
         mean, variance = self._predictive(self._checked(X))
         return (mean, np.sqrt(variance)) if return_std else mean
+
+    @double
+    def log_predictive(self, X: Any, y: Any) -> np.ndarray:
+        """log p(y | x) of every row, averaged over the posterior."""
+        return np.asarray(regression.log_predictive(self.posterior_, self._checked(X), np.asarray(y, float), "poisson"))
 
     @double
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:

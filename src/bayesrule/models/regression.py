@@ -126,6 +126,16 @@ def predictive(q: Any, x: Float[Array, "N D"], kind: str) -> tuple[Array, Array]
     return mean, mean * (1 - mean)
 
 
+@partial(jax.jit, static_argnames="kind")
+def log_predictive(q: Any, x: Float[Array, "N D"], y: Float[Array, " N"], kind: str) -> Float[Array, " N"]:
+    """log E_q p(y | f) for every row of a model with one score, by quadrature."""
+    center, spread = outputs(q, x)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(_ORDER)
+    f = center[:, None] + jnp.sqrt(spread)[:, None] * nodes
+    terms = -jax.vmap(jax.vmap(LOSSES[kind], (0, None)))(f, y)
+    return jax.nn.logsumexp(terms + np.log(weights / weights.sum()), axis=1)
+
+
 def _spread_noise(dimensions: int) -> np.ndarray:
     """Normal noise that fills the space evenly (Sobol's points), in mirrored pairs."""
     from scipy.stats import norm, qmc

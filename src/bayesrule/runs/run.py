@@ -56,3 +56,13 @@ class Run:
     derivation: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+
+    def predict(self, data: Any = None, *, steps: int | None = None) -> dict[str, np.ndarray]:
+        """Columns of predictions for new rows: a file, a DataFrame or a dict of columns; or a sequence's next steps.
+
+        Numbers have "prediction", "std", "low" and "high" (a 90 % interval); classes have "prediction", its
+        "probability", and every class's.
+        """
+        from .predicting import predicted
+
+        return predicted(self, data, steps=steps)

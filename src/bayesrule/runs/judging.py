@@ -1,0 +1,58 @@
+"""How good predictions of rows that were held out are, and how good a guess without features would be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm, poisson
+
+from .. import metrics
+
+_WIDTH = float(norm.ppf(0.95))  # of a 90 % interval
+
+
+def classified(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """NLL (nats), accuracy, Brier score and calibration error of class probabilities."""
+    return {
+        "nll": float(metrics.nll(probabilities, labels)),
+        "accuracy": float(metrics.accuracy(probabilities, labels)),
+        "brier": float(metrics.brier(probabilities, labels)),
+        "ece": float(metrics.ece(probabilities, labels, bins=10)),
+    }
+
+
+def class_baseline(labels: np.ndarray, classes: int, rows: int) -> np.ndarray:
+    """Every row gets the classes' frequencies in training (with one more example of each, so that none is 0)."""
+    counts = np.bincount(labels, minlength=classes) + 1.0
+    return np.tile(counts / counts.sum(), (rows, 1))
+
+
+def measured(y: np.ndarray, mean: np.ndarray, low: np.ndarray, high: np.ndarray, nll: float) -> dict[str, float]:
+    """NLL, root-mean-square error, R², and how many of the values lie in their 90 % intervals."""
+    error, spread = y - mean, y - y.mean()
+    return {
+        "nll": nll,
+        "rmse": float(np.sqrt(np.mean(error**2))),
+        "r2": float(1 - np.sum(error**2) / max(np.sum(spread**2), 1e-300)),
+        "coverage90": float(np.mean((y >= low) & (y <= high))),
+    }
+
+
+def normal(y: np.ndarray, mean: Any, std: Any) -> dict[str, float]:
+    """The same for a Gaussian prediction."""
+    mean, std = np.broadcast_to(mean, y.shape), np.broadcast_to(std, y.shape)
+    nll = -float(np.mean(norm.logpdf(y, mean, std)))
+    return measured(y, mean, *interval(mean, std), nll)
+
+
+def interval(mean: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A Gaussian's central 90 %."""
+    return mean - _WIDTH * std, mean + _WIDTH * std
+
+
+def counts_baseline(y: np.ndarray, rate: float) -> dict[str, float]:
+    """Every row gets the Poisson distribution of the training mean."""
+    low, high = poisson.ppf([0.05, 0.95], rate)
+    nll = -float(np.mean(poisson.logpmf(y, rate)))
+    return measured(y, np.full(len(y), rate), np.full(len(y), low), np.full(len(y), high), nll)

@@ -1,0 +1,74 @@
+"""Predictions of a run for new rows, as columns: a best guess, and how sure it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.reading import read
+from ..data.tables import Column, InputError, Table
+from . import judging
+from .run import Run
+
+
+def predicted(run: Run, data: Any = None, *, steps: int | None = None) -> dict[str, np.ndarray]:
+    """Columns of predictions: for the rows of a file, a table, a DataFrame or a dict of columns; or the next steps.
+
+    Numbers have "prediction", "std" and a 90 % interval, "low" and "high"; classes have "prediction", its
+    "probability", and a column for each class's.
+    """
+    table = None if data is None else as_table(data)
+    if run.config["task"] == "sequence":
+        return _forecast(run, table, steps or 12)
+    if table is None:
+        raise InputError("Say which rows to predict: give a file with the columns that the run was trained on.")
+    x = run.encoding.matrix(table)
+    if run.classes:
+        probabilities = run.estimator.predict_proba(x)
+        best = np.argmax(probabilities, axis=1)
+        every = {f"p({label})": probabilities[:, place] for place, label in enumerate(run.classes)}
+        names = np.array(run.classes)
+        return {"prediction": names[best], "probability": probabilities[np.arange(len(best)), best], **every}
+    mean, std = run.estimator.predict(x, return_std=True)
+    if run.config["task"] == "counts":
+        draws = run.estimator.sample_predictive(x, 500, random_state=0)
+        low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+    else:
+        low, high = judging.interval(mean, std)
+    return {"prediction": mean, "std": std, "low": low, "high": high}
+
+
+def _forecast(run: Run, table: Table | None, steps: int) -> dict[str, np.ndarray]:
+    """The next steps, after the run's own series or after a new one."""
+    from .series import in_order
+
+    if table is None:
+        y, times = (np.concatenate([run.history[name], run.test[name]]) for name in ("y", "time"))
+    else:
+        order, times = in_order(table, run.config.get("time"))
+        y = np.asarray(table.column(run.config["target"]).numbers, float)[order]
+    mean, std = (part[:, 0] for part in run.estimator.predict(y, steps=steps, return_std=True))
+    gap = float(np.median(np.diff(times))) if len(times) > 1 else 1.0
+    low, high = judging.interval(mean, std)
+    return {"time": times[-1] + gap * np.arange(1, steps + 1), "prediction": mean, "std": std, "low": low, "high": high}
+
+
+def as_table(data: Any) -> Table:
+    """A table of whatever holds columns."""
+    if isinstance(data, Table):
+        return data
+    if isinstance(data, str | Path):
+        return read(data)
+    if hasattr(data, "columns") or isinstance(data, dict):
+        names = list(data.columns if hasattr(data, "columns") else data)
+        return Table({str(name): _column(str(name), np.asarray(data[name])) for name in names}, "the data")
+    raise InputError(f"Rows are given as a file, a DataFrame or a dict of columns, not as a {type(data).__name__}.")
+
+
+def _column(name: str, values: np.ndarray) -> Column:
+    if values.dtype.kind in "biuf":
+        return Column(name, numbers=values.astype(float))
+    missing = lambda value: value is None or value != value or str(value) in ("", "nan", "<NA>")
+    return Column.of_text(name, [None if missing(value) else str(value) for value in values])
