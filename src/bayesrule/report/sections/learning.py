@@ -1,0 +1,88 @@
+"""How it was learnt: the bound or the loss step by step, the held-out rows on the way, and where it ended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ...runs.run import Run
+from .. import charts
+from ..markup import Markup, joined, named, tag
+from ..numerals import count, number
+from .layout import beside, figure, key
+
+FACTS = {
+    "bound": "Bound on the log evidence, nats",
+    "log_evidence": "Log evidence, nats",
+    "prior_precision": "Prior precision, learnt",
+    "noise": "Noise",
+    "steps": "Steps",
+    "reason": "Ended because",
+}
+
+
+def learning(run: Run) -> Markup | None:
+    """Curves where there are steps to draw, and the numbers at the end."""
+    figures = [each for each in (_bound(run), _heldout(run)) if each is not None]
+    facts = [_fact(name, value) for name, value in run.facts.items() if value is not None]
+    if not figures and not facts:
+        return None
+    return joined(tag("dl", facts, class_="facts") if facts else None, beside(*figures) if figures else None)
+
+
+def _bound(run: Run) -> Markup | None:
+    """The bound rises, or the objective falls."""
+    for name in ("bound", "objective"):
+        values = np.asarray(run.trace.get(name, ()), float).ravel()
+        steps = np.flatnonzero(np.isfinite(values))
+        if steps.size >= 2:
+            break
+    else:
+        return None
+    marks = [float(at) for at in run.fits if 0 < at < values.size]
+    hidden = int(
+        np.sum((values[steps] < charts.settled(values[steps])[0]) | (values[steps] > charts.settled(values[steps])[1]))
+    )
+    title = "The bound, step by step" if name == "bound" else "The objective, step by step"
+    named_y = "bound on the log evidence, nats" if name == "bound" else "objective"
+    words = joined(
+        key("orange dashed", "the prior's strength was set anew") if marks else None,
+        " The bound on the log evidence: higher is a better posterior, and between two marks it should rise."
+        if name == "bound"
+        else " The objective at each step's points, lower is better; it is noisy where batches and samples are.",
+        f" {count(hidden)} values at the beginning lie outside the picture." if hidden else "",
+    )
+    return figure(charts.curve(steps.astype(float), values[steps], named_y, title, marks), words)
+
+
+def _heldout(run: Run) -> Markup | None:
+    values = np.asarray(run.trace.get("heldout_nll", ()), float).ravel()
+    steps = np.asarray(run.trace.get("heldout_step", np.arange(values.size)), float).ravel()
+    keep = np.isfinite(values) & np.isfinite(steps) if values.size == steps.size else np.zeros(0, bool)
+    if keep.sum() < 2:
+        return None
+    title = "Held-out NLL, step by step"
+    words = "The surprise at held-out rows on the way, in nats per row; lower is better. Nothing was chosen by it."
+    return figure(charts.curve(steps[keep], values[keep], "held-out NLL, nats", title, dots=keep.sum() <= 60), words)
+
+
+def _fact(name: str, value: Any) -> Markup:
+    return tag("div", tag("dt", named(FACTS.get(name, name), 60)), tag("dd", _said(name, value)), class_="fact")
+
+
+def _said(name: str, value: Any) -> Markup | str:
+    if isinstance(value, bool | str):
+        return named(value, 120)
+    array = np.asarray(value)
+    if array.size == 1 and np.issubdtype(array.dtype, np.number):
+        x = float(array.item())
+        if not np.isfinite(x):
+            return number(x)
+        # Nats are compared with other nats: there the first decimal matters, however many digits come before it.
+        exact = len(str(abs(int(x)))) + 1 if name in ("bound", "log_evidence") and abs(x) >= 10 else 3
+        return count(x) if np.issubdtype(array.dtype, np.integer) else number(x, exact)
+    if array.ndim and np.issubdtype(array.dtype, np.number):
+        low, high = np.nanmin(array), np.nanmax(array)
+        return f"{number(low)} to {number(high)} ({count(array.size)} values)"
+    return named(value, 120)

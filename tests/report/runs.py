@@ -1,0 +1,262 @@
+"""Runs to make pages of: small, seeded, and as real as scikit-learn makes them in a moment."""
+
+from __future__ import annotations
+
+import numpy as np
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.linear_model import BayesianRidge, LogisticRegression, PoissonRegressor
+
+from bayesrule.runs.run import Run
+
+NINETY = 1.6448536269514722
+NEWTON = """newton (Khan and Rue, section 1.3.2)
+  family     Gaussian                     q(θ) = N(m, S⁻¹), λ = (Sm, −½S)  (eq:full_gauss_params)
+  points     Delta()                      E_q f(θ) ≈ f(m), the delta method (app:delta)
+  curvature  Hessian()                    the Hessian ∇²ℓ̄ (Bonnet and Price, app:bp)
+  steps      ρ = 1
+  guard      Backtracking(monotone=True)  ρ is halved until λ ∈ Ω and the loss does not worsen
+  update     S ← (1 − ρτ)S + ρ E_q∇²ℓ̄,  m ← m − ρ S⁻¹ E_q∇ℓ̄  (eq:von_1)"""
+VOGN = """vogn (Khan and Rue, section 4.4)
+  family     DiagonalGaussian  q(θ) = N(m, diag(s)⁻¹), λ = (s∘m, −½s)  (tab:EFsummary)
+  points     MonteCarlo(1)     E_q f(θ) ≈ the mean of f over draws from q
+  curvature  GaussNewton()     ∇²ℓ̄ ≈ N/M Σᵢ ∇ℓᵢ∇ℓᵢᵀ (eq:OGN_approx)
+  steps      ρ = 0.1 (mean), 0.001 (precision), gradient averaged over the data, β = 0.9 (eq:adam_momentum)
+  guard      Boundary()        the plain step; S may be 0 where no gradient was ever seen
+  update     s ← (1 − ρτ)s + ρ E_q diag(∇²ℓ̄),  m ← m − ρ ĝ over (v + δ/N), relative to v = 1"""
+VERSIONS = {"python": "3.12.3", "bayesrule": "0.1.0", "jax": "0.9.0", "numpy": "2.3.5", "scipy": "1.17.0"}
+
+
+def binary() -> Run:
+    """Breast cancer, logistic regression: coefficients, influence, a bound that rises in three fits."""
+    data = load_breast_cancer()
+    x, y, train, test = _halves(data.data, data.target)
+    model = LogisticRegression(C=0.5).fit(x[train], y[train])
+    p = model.predict_proba(x[test])
+    w = model.coef_[0]
+    std = _spread(x[train], model.predict_proba(x[train])[:, 1], 2.0)
+    names = [str(name) for name in data.feature_names]
+    run = _run("breast_cancer", "diagnosis", "binary", "LogisticRegression", names, x, train, test)
+    run.classes = ["malignant", "benign"]
+    run.summary["target"] |= {"levels": run.classes, "top": [["benign", 357], ["malignant", 212]]}
+    run.metrics = _classified(p, y[test], y[train])
+    run.test = {"row": test, "y": y[test], "probabilities": p}
+    run.weights = {"name": names, "mean": w, "std": std}
+    trust = model.predict_proba(x[train])[np.arange(len(train)), y[train]]
+    run.influence = {"row": train, "influence": (1 - trust) ** 2 * 0.5, "log_density": np.log(trust) * 1.1}
+    steps = np.arange(36)
+    bound = -40 - 400 * np.exp(-(steps % 12) / 1.5) + 4 * (steps // 12)
+    run.trace = {"objective": -bound, "bound": bound}
+    run.fits = [0, 12, 24]
+    run.facts = {"bound": -32.1, "prior_precision": 0.83, "steps": 36, "reason": "converged"}
+    return run
+
+
+def classes() -> Run:
+    """Iris, with a probability for each of three."""
+    data = load_iris()
+    x, y, train, test = _halves(data.data, data.target, 0.4)
+    model = LogisticRegression(C=0.3).fit(x[train], y[train])
+    p = model.predict_proba(x[test])
+    run = _run("iris", "species", "classes", "LogisticRegression", list(data.feature_names), x, train, test)
+    run.classes = [str(name) for name in data.target_names]
+    run.metrics = _classified(p, y[test], y[train])
+    run.test = {"row": test, "y": y[test], "probabilities": p}
+    names = [f"{name} → {label}" for name in data.feature_names for label in run.classes]
+    run.weights = {"name": names, "mean": model.coef_.T.ravel(), "std": np.full(12, 0.35)}
+    return run
+
+
+def many_classes(size: int = 60) -> Run:
+    """More classes than a table can hold."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(size, size=400)
+    logits = rng.normal(size=(400, size)) + 4.5 * np.eye(size)[y]
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    run = _run("letters.csv", "letter", "classes", "MLPClassifier", ["a", "b"], rng.normal(size=(1200, 2)),
+               np.arange(800), np.arange(800, 1200))  # fmt: skip
+    run.classes = [f"letter {place}" for place in range(size)]
+    run.metrics = _classified(p, y, y)
+    run.test = {"row": np.arange(800, 1200), "y": y, "probabilities": p}
+    return run
+
+
+def regression(rows: int | None = None) -> Run:
+    """Diabetes, ridge regression; with `rows`, so many held-out rows made up."""
+    data = load_diabetes()
+    x, y, train, test = _halves(data.data, data.target, 0.4)
+    model = BayesianRidge().fit(x[train], y[train])
+    run = _run("diabetes", "progression", "regression", "RidgeRegression", list(data.feature_names), x, train, test)
+    mean, std = model.predict(x[test], return_std=True)
+    row, truth = test, y[test]
+    if rows is not None:
+        rng = np.random.default_rng(1)
+        mean, std, row = rng.normal(150, 50, rows), np.full(rows, 55.0), np.arange(rows)
+        truth = mean + std * rng.standard_normal(rows)
+        run.summary["test_rows"] = rows
+    run.metrics = _measured(truth, mean, std, y[train])
+    run.test = {
+        "row": row,
+        "y": truth,
+        "mean": mean,
+        "std": std,
+        "low": mean - NINETY * std,
+        "high": mean + NINETY * std,
+    }
+    run.weights = {"name": list(data.feature_names), "mean": model.coef_, "std": np.sqrt(np.diag(model.sigma_))}
+    run.facts = {"log_evidence": -1432.9, "prior_precision": 0.0012, "noise": 3012.0}
+    run.influence = {"row": train, "influence": np.abs(y[train] - model.predict(x[train])) / 400,
+                     "log_density": -4 - np.abs(y[train] - model.predict(x[train])) / 60}  # fmt: skip
+    return run
+
+
+def network() -> Run:
+    """The same by a network: layers instead of coefficients, and batches instead of a bound."""
+    run, rng = regression(), np.random.default_rng(2)
+    run.config |= {"model": "mlp", "recipe": "vogn", "estimator": "MLPRegressor"}
+    run.derivation, run.influence = VOGN, {}
+    mean, std = rng.normal(0, 0.3, 3000), np.exp(rng.normal(-2, 0.6, 3000))
+    layer = ["0.w"] * 500 + ["1.w"] * 2450 + ["2.w"] * 50
+    run.weights = {"layer": layer, "mean": mean, "std": std}
+    steps = np.arange(4000)
+    run.trace = {
+        "objective": 1800 + 9000 * np.exp(-steps / 60) + 120 * rng.standard_normal(4000),
+        "heldout_step": np.arange(200, 4001, 200),
+        "heldout_nll": 5.4 + 0.8 * np.exp(-np.arange(20) / 3) + 0.01 * rng.standard_normal(20),
+    }
+    run.fits = [0]
+    run.facts = {"steps": 4000, "reason": "steps"}
+    return run
+
+
+def counts() -> Run:
+    """Bicycles hired in an hour, Poisson regression."""
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(600, 4))
+    y = rng.poisson(np.exp(1.5 + x @ np.array([0.6, -0.4, 0.2, 0.0])))
+    _, _, train, test = _halves(x, y, 0.5)
+    names = ["temperature", "rain", "weekend", "moon"]
+    model = PoissonRegressor(alpha=1e-3).fit(x[train], y[train])
+    mean = model.predict(x[test])
+    std = np.sqrt(mean + (0.05 * mean) ** 2)
+    run = _run("bicycles.csv", "hired", "counts", "PoissonRegression", names, x, train, test)
+    run.metrics = _measured(y[test], mean, std, y[train])
+    low, high = np.floor(np.maximum(mean - NINETY * std, 0)), np.ceil(mean + NINETY * std)
+    run.test = {"row": test, "y": y[test], "mean": mean, "std": std, "low": low, "high": high}
+    run.metrics["model"]["coverage90"] = float(np.mean((y[test] >= low) & (y[test] <= high)))
+    run.weights = {"name": names, "mean": model.coef_, "std": np.full(4, 0.03)}
+    return run
+
+
+def sequence(past: int = 120) -> Run:
+    """A monthly series with a trend and a season, and its last two years held out."""
+    rng = np.random.default_rng(4)
+    time = np.arange(past + 24)
+    signal = 110 + 1.1 * time + 18 * np.sin(2 * np.pi * time / 12)
+    y = signal + 5 * rng.standard_normal(len(time))
+    run = _run("passengers.csv", "passengers", "sequence", "LinearGaussianStateSpace", [], y[:, None],
+               time[:past], time[past:])  # fmt: skip
+    std = np.sqrt(25 + 2.2 * np.arange(1, 25) ** 1.4)
+    mean = signal[past:] + 0.2 * np.cumsum(rng.standard_normal(24))
+    run.test = {"row": time[past:], "time": time[past:], "y": y[past:], "mean": mean, "std": std,
+                "low": mean - NINETY * std, "high": mean + NINETY * std}  # fmt: skip
+    run.history = {"time": time[:past], "y": y[:past].copy(), "mean": signal[:past], "std": np.full(past, 5.4)}
+    run.history["y"][past // 2 : past // 2 + 4] = np.nan
+    run.metrics = _measured(y[past:], mean, std, y[:past])
+    run.derivation = "conjugate, on a GaussianChain: Kalman's smoother in one step"
+    run.weights, run.summary["columns"] = {}, []
+    return run
+
+
+def bare() -> Run:
+    """A run that has nothing at all."""
+    return Run(config={}, summary={}, estimator=None, encoding=None, metrics={})
+
+
+TASKS = {
+    "binary": binary, "classes": classes, "many_classes": many_classes, "regression": regression, "network": network,
+    "counts": counts, "sequence": sequence, "bare": bare,
+}  # fmt: skip
+
+
+def _halves(x, y, share=0.25):
+    x = (x - x.mean(0)) / x.std(0)
+    order = np.random.default_rng(0).permutation(len(x))
+    held = round(share * len(x))
+    return x, y, np.sort(order[held:]), np.sort(order[:held])
+
+
+def _spread(x, p, precision):
+    """Laplace's standard deviations."""
+    hessian = (x * (p * (1 - p))[:, None]).T @ x + precision * np.eye(x.shape[1])
+    return np.sqrt(np.diag(np.linalg.inv(hessian)))
+
+
+def _classified(p, y, seen):
+    share = np.bincount(seen, minlength=p.shape[1]) / len(seen)
+    base = np.tile(share, (len(y), 1))
+    return {
+        "model": _scores(p, y),
+        "baseline": _scores(base, y),
+        "baseline_name": "the classes' frequencies in training",
+    }
+
+
+def _scores(p, y):
+    right, confidence = p.argmax(1) == y, p.max(1)
+    place = np.clip(np.ceil(confidence * 10).astype(int) - 1, 0, 9)
+    gaps = [abs(np.sum(right[place == each] - confidence[place == each])) for each in range(10)]
+    return {
+        "nll": float(-np.mean(np.log(np.maximum(p[np.arange(len(y)), y], 1e-300)))),
+        "accuracy": float(np.mean(right)),
+        "brier": float(np.mean(np.sum((p - np.eye(p.shape[1])[y]) ** 2, axis=1))),
+        "ece": float(sum(gaps) / len(y)),
+    }
+
+
+def _measured(y, mean, std, seen):
+    def scores(mean, std):
+        z = (y - mean) / std
+        return {
+            "nll": float(np.mean(0.5 * z**2 + np.log(std) + 0.5 * np.log(2 * np.pi))),
+            "rmse": float(np.sqrt(np.mean((y - mean) ** 2))),
+            "r2": float(1 - np.sum((y - mean) ** 2) / max(np.sum((y - y.mean()) ** 2), 1e-300)),
+            "coverage90": float(np.mean(np.abs(z) <= NINETY)),
+        }
+
+    wide = scores(np.full(len(y), seen.mean()), np.full(len(y), seen.std()))
+    return {
+        "model": scores(mean, std),
+        "baseline": wide,
+        "baseline_name": "a Gaussian with the training mean and deviation",
+    }
+
+
+def _run(source, target, task, estimator, names, x, train, test):
+    columns = [
+        {"name": name, "kind": "number", "missing": 0, "used": True, "mean": float(column.mean()), "std": 1.0,
+         "min": float(column.min()), "max": float(column.max())}
+        for name, column in zip(names, np.asarray(x, float).T, strict=False)
+    ]  # fmt: skip
+    if columns:
+        dropped = {
+            "used": False,
+            "note": "has the same value in every row",
+            "mean": 1.0,
+            "std": 0.0,
+            "min": 1.0,
+            "max": 1.0,
+        }
+        columns.append({"name": "version", "kind": "number", "missing": 0, **dropped})
+        levels = {"levels": ["A", "B", "C", "D"], "top": [["A", 312], ["B", 140], ["C", 66], ["D", 51]]}
+        columns.append({"name": "hospital", "kind": "category", "missing": 12, "used": True, **levels})
+    kind = "category" if task in ("binary", "classes") else "number"
+    return Run(
+        config={"data": source, "target": target, "task": task, "model": "linear", "recipe": None, "seed": 0,
+                "test_size": 0.25, "time": None, "params": {}, "estimator": estimator},
+        summary={
+            "source": source, "rows": len(train) + len(test), "train_rows": len(train), "test_rows": len(test),
+            "guesses": [f"the target is the last column, {target!r} (--target chooses another)"],
+            "columns": columns, "target": {"name": target, "kind": kind, "missing": 0, "used": True}, "features": names,
+        },
+        estimator=None, encoding=None, metrics={}, derivation=NEWTON, seconds={"fit": 1.234}, versions=VERSIONS,
+    )  # fmt: skip
