@@ -107,4 +107,16 @@ def gallery(
     out: Annotated[Path, typer.Option("--out", help="The folder to write to.")] = Path("gallery"),
 ) -> None:
     """Draw the paper's figures and one picture for each algorithm, with a page that shows them."""
-    raise typer.BadParameter(f"gallery is not there yet: nothing was written to {out}.")
+    if out.exists() and not out.is_dir():
+        raise typer.BadParameter(f"{out} is a file: --out names a folder.")
+    _compile_quickly()
+    from rich.console import Console
+
+    from ..report.gallery import entries
+    from ..report.gallery import gallery as drawing
+
+    console, count = Console(highlight=False), len(entries())
+    with console.status("drawing …") as status:
+        for place, each in enumerate(drawing(out), start=1):
+            status.update(f"{place} of {count} drawn, the last one {each.entry.name}")
+    console.print(f"{count} pictures are in {out}: open {out / 'index.html'}", soft_wrap=True)

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..families.fixed import FixedGaussian
 from ..families.gaussian import Gaussian
 from ..families.mixture import Mixture
 from ..fitting import Result, fit
-from ..points import Points, Quadrature
+from ..points import Quadrature
 from ..recipes.optimization import gradient_descent, newton, von
-
-# Of different lightness, and each solution has its own marker: a print in grey can be read too.
-INK, PLAIN, BAYESIAN = "#222222", "#c9641a", "#16508f"
-
-Loss = Callable[[Float[Array, "..."]], Float[Array, "..."]]
-
+from .drawing import BAYESIAN, INK, PLAIN, bell, canvas, ellipse, label, losses, solution
 
 # Figure 1 (a): a minimum next to a wall.
 
@@ -72,19 +65,19 @@ def wall() -> Figure:
     solutions = wall_solutions()
     plain, q = float(solutions.plain.q.mean), solutions.bayesian.q
     mean = float(q.mean)
-    figure, axes, grid = _canvas((-2.3, 0.35), (-1.1, 3.2))
-    _bell(axes, q, grid, scale=0.75)
-    _losses(axes, wall_loss, q, WALL_POINTS, grid)
-    _solution(axes, wall_loss, plain, PLAIN, "D")
-    _solution(axes, wall_loss, mean, BAYESIAN, "o")
+    figure, axes, grid = canvas((-2.3, 0.35), (-1.1, 3.2))
+    bell(axes, q, grid, scale=0.75)
+    losses(axes, wall_loss, q, WALL_POINTS, grid)
+    solution(axes, wall_loss, plain, PLAIN, "D")
+    solution(axes, wall_loss, mean, BAYESIAN, "o")
     ends = {"arrowstyle": "->", "color": INK, "shrinkA": 0, "shrinkB": 0}
     axes.annotate("", (mean, -0.15), (plain, -0.15), arrowprops=ends)
-    _label(axes, (mean + plain) / 2, -0.1, r"$\frac{1}{2}k\sigma^2$", INK, va="bottom", ha="center")
-    _label(axes, -2.25, 1.55, r"loss $\ell(\theta) = e^{k\theta} - a\theta$", INK, va="top")
-    _label(axes, -0.66, 2.8, r"averaged loss $\mathrm{E}_q\ell$", BAYESIAN, va="center", ha="right")
-    _label(axes, mean - 0.05, 0.25, "Bayesian\nsolution $m$", BAYESIAN, va="center", ha="right")
-    _label(axes, plain + 0.05, -0.15, "plain\nsolution $\\theta_*$", PLAIN, va="center")
-    _label(axes, mean - 0.55, -0.6, r"$q = \mathcal{N}(m, \sigma^2)$", BAYESIAN, ha="right")
+    label(axes, (mean + plain) / 2, -0.1, r"$\frac{1}{2}k\sigma^2$", INK, va="bottom", ha="center")
+    label(axes, -2.25, 1.55, r"loss $\ell(\theta) = e^{k\theta} - a\theta$", INK, va="top")
+    label(axes, -0.66, 2.8, r"averaged loss $\mathrm{E}_q\ell$", BAYESIAN, va="center", ha="right")
+    label(axes, mean - 0.05, 0.25, "Bayesian\nsolution $m$", BAYESIAN, va="center", ha="right")
+    label(axes, plain + 0.05, -0.15, "plain\nsolution $\\theta_*$", PLAIN, va="center")
+    label(axes, mean - 0.55, -0.6, r"$q = \mathcal{N}(m, \sigma^2)$", BAYESIAN, ha="right")
     return figure
 
 
@@ -145,17 +138,17 @@ def sharp_and_flat() -> Figure:
     solutions = wells_solutions()
     plain, q = float(solutions.plain.q.mean), solutions.bayesian.q
     mean = float(q.mean)
-    figure, axes, grid = _canvas((-3.6, 3.2), (-7.5, 2.2))
-    _bell(axes, q, grid, scale=2.2)
-    _losses(axes, wells_loss, q, WELLS_POINTS, grid)
-    _solution(axes, wells_loss, plain, PLAIN, "D")
-    _solution(axes, wells_loss, mean, BAYESIAN, "o")
-    _label(axes, -2.65, 1.0, r"loss $\ell(\theta)$", INK)
-    _label(axes, 2.05, -0.9, "averaged\nloss $\\mathrm{E}_q\\ell$", BAYESIAN, va="top")
+    figure, axes, grid = canvas((-3.6, 3.2), (-7.5, 2.2))
+    bell(axes, q, grid, scale=2.2)
+    losses(axes, wells_loss, q, WELLS_POINTS, grid)
+    solution(axes, wells_loss, plain, PLAIN, "D")
+    solution(axes, wells_loss, mean, BAYESIAN, "o")
+    label(axes, -2.65, 1.0, r"loss $\ell(\theta)$", INK)
+    label(axes, 2.05, -0.9, "averaged\nloss $\\mathrm{E}_q\\ell$", BAYESIAN, va="top")
     bayesian = "Bayesian solution:\nlowest $\\mathrm{E}_q\\ell - \\mathcal{H}(q)$"
-    _label(axes, mean - 0.12, -4.85, bayesian, BAYESIAN, va="center", ha="right")
-    _label(axes, plain + 0.12, -5.6, "plain solution:\nlowest $\\ell$", PLAIN, va="center")
-    _label(axes, mean + 0.85, -6.5, "$q$", BAYESIAN)
+    label(axes, mean - 0.12, -4.85, bayesian, BAYESIAN, va="center", ha="right")
+    label(axes, plain + 0.12, -5.6, "plain solution:\nlowest $\\ell$", PLAIN, va="center")
+    label(axes, mean + 0.85, -6.5, "$q$", BAYESIAN)
     return figure
 
 
@@ -200,65 +193,5 @@ def two_minima() -> Figure:
         levels = values.min() + np.geomspace(0.15, 40, 11)
         axes.contour(x, y, values, levels=levels, colors=INK, linewidths=0.5, alpha=0.55)
         for index, (color, marker) in enumerate([(BAYESIAN, "o"), (PLAIN, "D")]):
-            _ellipse(axes, q.component(index), color, marker)
+            ellipse(axes, q.component(index), color, marker)
     return figure
-
-
-# How they look.
-
-
-def _canvas(x: tuple[float, float], y: tuple[float, float]) -> tuple[Figure, Axes, np.ndarray]:
-    """A figure with one pair of axes over a range of θ and of the loss, and a grid along θ."""
-    figure = Figure(figsize=(6, 3.5), layout="constrained")
-    axes = figure.add_subplot(xlim=x, ylim=y, xlabel=r"$\theta$", yticks=[])
-    _style(axes)
-    axes.spines["left"].set_visible(False)
-    return figure, axes, np.linspace(*x, 800)
-
-
-def _style(axes: Axes) -> None:
-    """What all axes share: ink where there is something to read, and nothing else."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["bottom", "left"]].set_color(INK)
-    axes.tick_params(colors=INK, labelsize=9)
-    axes.xaxis.label.set_color(INK)
-    axes.yaxis.label.set_color(INK)
-
-
-def _losses(axes: Axes, loss: Loss, q: Any, points: Points, grid: np.ndarray) -> None:
-    """ℓ, and E_q ℓ as q's mean moves along the grid."""
-    theta, weights, _ = points.at(q, None)
-    along = jnp.asarray(grid)
-    averages = loss(along[:, None] + (theta - q.mean)) @ weights
-    axes.plot(grid, averages, color=BAYESIAN, lw=1.6, ls="--")
-    axes.plot(grid, loss(along), color=INK, lw=2)
-
-
-def _bell(axes: Axes, q: Any, grid: np.ndarray, scale: float) -> None:
-    """q's density, standing on the axis."""
-    floor = axes.get_ylim()[0]
-    density = np.exp(np.asarray(q.log_prob(jnp.asarray(grid))))
-    axes.fill_between(grid, floor, floor + scale * density, color=BAYESIAN, alpha=0.18, lw=0)
-    axes.plot(grid, floor + scale * density, color=BAYESIAN, lw=1)
-
-
-def _solution(axes: Axes, loss: Loss, theta: float, color: str, marker: str) -> None:
-    """A solution on the loss, and a line down from it to its θ."""
-    value = float(loss(jnp.asarray(theta)))
-    axes.vlines(theta, axes.get_ylim()[0], value, color=color, lw=1, ls=":")
-    axes.plot(theta, value, marker, color=color, ms=7, mec="white", mew=1, zorder=5)
-
-
-def _ellipse(axes: Axes, q: Any, color: str, marker: str) -> None:
-    """A Gaussian of the plane: its mean, and where it is one and two standard deviations away."""
-    mean = np.asarray(q.mean)
-    angles = np.linspace(0, 2 * np.pi, 100)
-    ring = np.linalg.cholesky(np.asarray(q.covariance())) @ np.stack([np.cos(angles), np.sin(angles)])
-    for width in (2, 1):
-        axes.fill(*(mean[:, None] + width * ring), color=color, alpha=0.2, lw=0)
-        axes.plot(*(mean[:, None] + width * ring), color=color, lw=1)
-    axes.plot(*mean, marker, color=color, ms=5, mec="white", mew=0.8)
-
-
-def _label(axes: Axes, x: float, y: float, text: str, color: str, *, ha: str = "left", va: str = "baseline") -> None:
-    axes.text(x, y, text, color=color, fontsize=10, ha=ha, va=va)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ...rule import Rule
@@ -50,25 +49,3 @@ def apart(found: Any, expected: Any, start: Any = 0.0) -> float:
     if found.shape != expected.shape:
         return float("inf")
     return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected - start)))
-
-
-def walked(
-    rule: Rule,
-    objective: Any,
-    start: Any,
-    *,
-    steps: int,
-    data: Any = None,
-    batches: Any = None,
-    keys: Any = None,
-    read: Callable[[Any], Any] = lambda q: q.mean,
-) -> Any:
-    """What `read` sees of q after every step: on all of the data, or on one of the batches each; a key each."""
-
-    def body(state: Any, turn: tuple) -> tuple:
-        batch, key = turn
-        state = rule.step(objective, state, data if batches is None else batch, key)[0]
-        return state, read(state.q)
-
-    run = jax.jit(lambda turns: jax.lax.scan(body, rule.init(start, objective), turns, length=steps)[1])
-    return jax.tree.map(np.asarray, run((jax.tree.map(jnp.asarray, batches), keys)))

@@ -13,7 +13,8 @@ import optax
 from ...noise import normals
 from ...objective import Objective
 from ...rule import Rule
-from .check import apart, check, walked
+from ..walking import walked
+from .check import apart, check
 
 STEPS, BATCH, ROWS = 50, 8, 40
 

@@ -33,7 +33,8 @@ from ...models.kernels import RBF
 from ...objective import Objective
 from ...rows import Rows
 from ...rule import Rule
-from .check import apart, check, walked
+from ..walking import walked
+from .check import apart, check
 
 
 def _member(family: Any, *numbers: float) -> Any:

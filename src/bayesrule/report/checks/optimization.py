@@ -16,7 +16,8 @@ from ...families.mixture import Mixture
 from ...noise import normal
 from ...rule import Rule
 from ...state import State
-from .check import apart, check, walked
+from ..walking import walked
+from .check import apart, check
 
 MIXING = np.array([[1.0, 0.4, -0.3], [0.0, 1.2, 0.5], [0.2, -0.1, 0.8]])
 TWIST = np.array([[1.0, 0.5], [-0.3, 0.8]])
