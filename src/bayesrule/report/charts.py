@@ -74,22 +74,19 @@ def residuals(rows: Measured) -> Markup:
 
 
 def confidences(confidence: np.ndarray, right: np.ndarray, classes: int) -> Markup:
-    """How confident the right predictions were (upwards) and the wrong ones (downwards), as shares of each."""
-    edges = np.linspace(max(0.0, np.floor(20 / max(classes, 1)) / 20), 1, 21)
-    shares = [np.histogram(confidence[each], edges)[0] / max(each.sum(), 1) for each in (right, ~right)]
-    top, bottom = (max(1.1 * float(share.max()), 0.05) for share in shares)
-    places = ticks(edges[0], 1, 5)
-    plot = Plot(
-        (edges[0], 1),
-        (-bottom, top),
-        "confidence in the predicted class, %",
-        "% of the right ones (up) and of the wrong ones (down)",
-        height=388,
-        ticks_x=[(at, round_number(100 * at, 3)) for at, _ in places],
-        ticks_y=_percents(-bottom, top),
-    )
-    plot.bars(edges, shares[0], "blue soft").bars(edges, -shares[1], "orange soft").level(0, "axis")
-    return drawing("Histogram of confidence, right predictions above and wrong ones below the line", plot)
+    """How confident the predictions were, the right ones above and the wrong ones below, each on a scale of its own."""
+    least = max(0.0, np.floor(20 / max(classes, 1)) / 20)
+    edges = np.linspace(least, 1, 21)
+    places = [(at, round_number(100 * at, 3)) for at, _ in ticks(least, 1, 5)]
+    plots = []
+    for name, mine, look, height in (("right", right, "blue", 216), ("wrong", ~right, "orange", 172)):
+        counts, _ = np.histogram(confidence[mine], edges)
+        top = max(float(counts.max()), 1.0)
+        whole = [tick for tick in ticks(0, top, 4) if tick[0] == round(tick[0])]
+        below = "confidence in the predicted class, %" if name == "wrong" else ""
+        plot = Plot((least, 1), (0, 1.05 * top), below, f"{name}, rows", 400, height, places, whole, left=46)
+        plots.append(plot.bars(edges, counts, f"{look} soft"))
+    return drawing("Histograms of confidence, for right predictions and for wrong ones", *plots)
 
 
 def sorted_intervals(rows: Measured, name: str, most: int) -> Markup:
@@ -120,7 +117,10 @@ class Series(NamedTuple):
 
 
 def forecast(history: Series | None, ahead: Series, name: str, places: Sequence[Tick] | None) -> Markup:
-    """The last of the history with its fitted band, and the forecast's fan (50 and 90 %) with what came true."""
+    """The last of the history with its fitted band, and the forecast's fan (50 and 90 %) with what came true.
+
+    `places` are labels of times, empty where these are years, and None where they are any other numbers.
+    """
 
     def draw(width: float) -> Markup:
         # On a phone a long past would leave no room for what is to come.
@@ -150,39 +150,55 @@ def _spaced(places: Sequence[Tick] | None, start: float, end: float, width: floa
     """As many of the labels as have room; None leaves the choice to the axis."""
     if places is None:
         return None
+    if not places:  # years, which are numbers without a comma
+        return [(at, f"{at:.0f}") for at, _ in ticks(start, end, int(width / 75)) if at == round(at)]
     inside = [tick for tick in places if start <= tick[0] <= end]
     return [inside[place] for place in thinned(len(inside), max(2, int(width / 110)))]
 
 
+class Curve(NamedTuple):
+    """A chart of a number for each step, and how many of its values are outside of it."""
+
+    chart: Markup
+    hidden: int
+
+
 def curve(
-    x: np.ndarray, y: np.ndarray, name: str, title: str, marks: Sequence[float] = (), *, dots: bool = False
-) -> Markup:
+    x: np.ndarray, y: np.ndarray, name: str, title: str, marks: Sequence[float] = (), least: float = 0.0
+) -> Curve:
     """A number for each step; where the first steps dwarf all that follows, the axis is fitted to what follows."""
-    span = settled(y)
-    plot = Plot((float(np.min(x)), float(np.max(x))), span, "step", name, height=260)
+    low, high = settled(y, least)
+    shown = (y >= low) & (y <= high)
+    plot = Plot((float(np.min(x)), float(np.max(x))), (low, high), "step", name, height=260)
     for mark in marks:
-        plot.upright(mark, "orange dashed")
+        plot.upright(mark, "orange mark")
+    x, y = np.where(shown, x, np.nan), np.where(shown, y, np.nan)
     keep = turning(y, 500)
     plot.line(x[keep], y[keep], "blue")
-    if dots:
-        plot.dots(x[keep], y[keep], "blue small")
-    return drawing(title, plot)
+    if len(y) <= 60:
+        plot.dots(x, y, "blue small")
+    return Curve(drawing(title, plot), int(np.sum(~shown)))
 
 
-def settled(y: np.ndarray) -> tuple[float, float]:
-    """Limits for a curve that settles: all of it, or only what comes after a steep beginning."""
-    whole, late = limits(y), limits(y[len(y) // 5 :])
-    if whole[1] - whole[0] <= 8 * (late[1] - late[0]) or len(y) < 10:
-        return whole
-    room = 0.5 * (late[1] - late[0])
-    return max(whole[0], late[0] - room), min(whole[1], late[1] + room)
+def settled(y: np.ndarray, least: float = 0.0) -> tuple[float, float]:
+    """Limits for a curve that settles: all of it, or what comes after a steep beginning, and `least` from end to end.
+
+    >>> low, high = settled(np.array([-900.0, -60.0, *[-50.0 + k / 100 for k in range(20)]]), least=10.0)
+    >>> -62 < low < -59, -50 < high < -49
+    (True, True)
+    """
+    (low, high), (bottom, top) = limits(y, pad=0), limits(y[len(y) // 5 :], pad=0)
+    height = max(2 * (top - bottom), least)
+    if len(y) >= 10 and high - low > max(8 * (top - bottom), least):
+        low, high = max(low, min(bottom, top - height)), min(high, max(top, bottom + height))
+    return limits([low, high])
 
 
 def turning(y: np.ndarray, most: int) -> np.ndarray:
     """Places of at most so many points that keep a long curve's highs and lows.
 
     >>> turning(np.array([0.0, 5.0, 1.0, 0.0, -3.0, 0.0]), 4)
-    array([0, 1, 2, 4])
+    array([0, 1, 3, 4])
     """
     if len(y) <= most:
         return np.arange(len(y))

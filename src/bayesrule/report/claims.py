@@ -9,6 +9,8 @@ from scipy.special import betainc, betaincinv, ndtr, pdtr
 
 from .heldout import Classified, Measured
 
+CHANCE = 1.5  # a calibration error of up to so many times what chance alone would show is no evidence of one
+
 
 class Bins(NamedTuple):
     """For each bin of claimed probability: its limits, how many rows it has, what they claimed and how often it came
@@ -25,7 +27,7 @@ class Bins(NamedTuple):
 def binned(claims: np.ndarray, came_true: np.ndarray, bins: int = 10) -> Bins:
     """Claims by equal bins (a, b] of probability. The intervals are Jeffreys's: Beta(hits + ½, misses + ½).
 
-    >>> binned(np.array([0.9, 0.8]), np.array([True, False]), 2).came[1]
+    >>> float(binned(np.array([0.9, 0.8]), np.array([True, False]), 2).came[1])
     0.5
     """
     place = np.clip(np.ceil(claims * bins).astype(int) - 1, 0, bins - 1)

@@ -83,8 +83,8 @@ def measured(run: Run) -> Measured | None:
         return None
     y, mean = column(run.test["y"]), column(run.test["mean"])
     std = column(run.test.get("std", np.full(len(y), np.nan)))
-    low = column(run.test.get("low", mean - NINETY * std))
-    high = column(run.test.get("high", mean + NINETY * std))
+    low = column(run.test.get("low", mean - NINETY * std), endless=True)
+    high = column(run.test.get("high", mean + NINETY * std), endless=True)
     time = np.asarray(run.test.get("time", np.arange(len(y))))
     keep = np.isfinite(y) & np.isfinite(mean)
     if not keep.any():
@@ -92,14 +92,15 @@ def measured(run: Run) -> Measured | None:
     return Measured(*(each[keep] for each in (_rows(run, len(y)), y, mean, std, low, high, time)))
 
 
-def column(values: Any) -> np.ndarray:
-    """Numbers in one row; of several series the first.
+def column(values: Any, *, endless: bool = False) -> np.ndarray:
+    """Numbers in one row, of several series the first; what is infinite is missing, unless it may be `endless`.
 
-    >>> column([[1, 2], [3, 4]])
-    array([1., 3.])
+    >>> column([[1, 2], [np.inf, 4]])
+    array([ 1., nan])
     """
     array = np.asarray(values, float)
-    return array if array.ndim == 1 else array.reshape(len(array), -1)[:, 0] if array.ndim else array[None]
+    array = array if array.ndim == 1 else array.reshape(len(array), -1)[:, 0] if array.ndim else array[None]
+    return array if endless else np.where(np.isfinite(array), array, np.nan)
 
 
 def thinned(count: int, most: int) -> np.ndarray:

@@ -54,12 +54,12 @@ def with_spread(mean: float, spread: float) -> tuple[str, str]:
 def percent(value: Any) -> str:
     """A share of one in per cent; what is nearly all or nearly nothing says so.
 
-    >>> print(*(percent(x) for x in (0.979, 0.9, 1.0, 0.99996, 0.00001)), sep=", ")
-    97.9 %, 90 %, 100 %, > 99.9 %, < 0.1 %
+    >>> [percent(x).replace(THIN, " ") for x in (0.979, 0.9, 1.0, 0.99996, 0.00001)]
+    ['97.9 %', '90 %', '100 %', '> 99.9 %', '< 0.1 %']
     """
     x = _float(value)
-    if math.isnan(x):
-        return NONE
+    if not math.isfinite(x):
+        return number(x)
     if 0.9995 <= x < 1:
         return f"> 99.9{THIN}%"
     if 0 < x < 0.0005:

@@ -61,6 +61,6 @@ def style() -> str:
 
 def _foot(run: Run) -> Markup:
     version = run.versions.get("bayesrule")
-    made = f"Made by bayesrule {version}." if version else "Made by bayesrule."
+    made = f"Made by bayesrule {version}." if version not in (None, "unknown") else "Made by bayesrule."
     paper = "Khan and Rue, “The Bayesian learning rule”, Journal of Machine Learning Research 24, 2023."
     return tag("footer", tag("p", f"{made} {paper}"))

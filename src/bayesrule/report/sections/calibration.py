@@ -6,7 +6,7 @@ import numpy as np
 
 from ...runs.run import Run
 from .. import charts
-from ..claims import binned, calibration_error, chance_error, coverage, places
+from ..claims import CHANCE, binned, calibration_error, chance_error, coverage, places
 from ..heldout import Classified, Measured, classified, measured, task
 from ..markup import Markup, joined, named, tag
 from ..numerals import number, percent, several
@@ -32,8 +32,11 @@ def _classes(run: Run, rows: Classified) -> Markup:
         chart = charts.reliability(bins, "confidence in the predicted class, %", "how often it was right, %")
     given = (run.metrics.get("model") or {}).get("ece")
     error = calibration_error(rows) if given is None else float(given)
-    chance = chance_error(rows)
-    verdict = " That is within what chance would do." if error <= 1.5 * chance else " It is more than chance explains."
+    chance, claimed, came = chance_error(rows), float(rows.confidence.mean()), float(rows.right.mean())
+    verdict = " The two agree as far as so many rows can tell."
+    if error > CHANCE * chance:
+        lean = "sure" if claimed > came else "cautious"
+        verdict = f" On the whole it is too {lean}: {percent(claimed)} claimed, {percent(came)} right."
     diagram = figure(
         chart,
         joined(
@@ -55,8 +58,8 @@ def _classes(run: Run, rows: Classified) -> Markup:
         joined(
             key("blue", f"right ({right:,})"),
             key("orange", f"wrong ({wrong:,})"),
-            " How confident the predictions were, as shares of the right ones and of the wrong ones. Where the wrong "
-            "ones are far from 100 %, its doubts are worth heeding.",
+            " How confident the predictions were, each on a scale of its own. Where the wrong ones are far from 100 %, "
+            "its doubts are worth heeding.",
         ),
     )
     return joined(tag("p", words), beside(diagram, histogram))

@@ -16,6 +16,8 @@ QUESTIONS = {
     "update": "So this is what one step does.",
 }
 _LINE = re.compile(r"^ +(\w+) {2,}(\S.*)$")
+_LABEL = re.compile(r"(\((?:eq|app|tab|fig|sec):\w+\))")
+_INDEX = re.compile(r"(_(?:\{[^}]*\}|\w))")
 _RULE = joined("λ ← λ − ρ ∇", tag("sub", "μ"), " [ E", tag("sub", "q"), " ℓ̄(θ) − H(q) ]")
 
 
@@ -64,5 +66,23 @@ def parsed(text: str) -> tuple[str, list[tuple[str, str, str]]]:
 
 def _piece(name: str, value: str, said: str) -> Markup:
     asked = tag("span", QUESTIONS[name], class_="asked")
-    answer = tag("span", value, class_="equation") if name in ("steps", "update") else tag("code", value)
-    return tag("div", tag("dt", name, asked), tag("dd", answer, tag("span", said, class_="said") if said else None))
+    answer = tag("span", _set(value), class_="equation") if name in ("steps", "update") else tag("code", value)
+    return tag(
+        "div", tag("dt", name, asked), tag("dd", answer, tag("span", _set(said), class_="said") if said else None)
+    )
+
+
+def _set(text: str) -> Markup:
+    """Mathematics as it is printed: `E_q` and `∇_{μ_j}` with their indices below, the paper's labels in grey.
+
+    >>> _set("E_q f (eq:von_1)")
+    'E<sub>q</sub> f <span class="label">(eq:von_1)</span>'
+    """
+    parts = _LABEL.split(text)
+    return joined([tag("span", part, class_="label") if _LABEL.fullmatch(part) else _indexed(part) for part in parts])
+
+
+def _indexed(text: str) -> Markup:
+    first, *rest = _INDEX.split(text)
+    pairs = zip(rest[::2], rest[1::2], strict=True)
+    return joined(first, [joined(tag("sub", _indexed(index.strip("_{}"))), after) for index, after in pairs])

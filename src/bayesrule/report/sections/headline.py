@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from ...runs.run import Run
-from ..heldout import task
+from ..claims import CHANCE, chance_error
+from ..heldout import classified, task
 from ..markup import Markup, joined, named, tag
 from ..measures import measure, winner
 from ..numerals import number, percent, several
@@ -66,7 +67,7 @@ def result(run: Run) -> Markup | None:
     """How well it does on the held-out rows, beside the baseline, and whether its uncertainty can be believed."""
     model, baseline = run.metrics.get("model") or {}, run.metrics.get("baseline") or {}
     parts = [_score(key, model, baseline) for key in (FIRST.get(task(run), "accuracy"), "nll")]
-    parts.append(_calibrated(model))
+    parts.append(_calibrated(run, model))
     said = [part for part in parts if part]
     if not said:
         return None
@@ -87,18 +88,26 @@ def _score(key: str, model: dict[str, Any], baseline: dict[str, Any]) -> str:
     return f"{name} {known.shown(model[key])}{' nats' if key == 'nll' else ''}{beside}"
 
 
-def _calibrated(model: dict[str, Any]) -> str:
+def _calibrated(run: Run, model: dict[str, Any]) -> str:
     """The last part of the sentence: does a claimed 90 % mean 90 %?"""
     ece, covered = model.get("ece"), model.get("coverage90")
     if ece is not None and np.isfinite(ece):
-        return f"{'calibrated' if ece <= 0.05 else 'confidence off'} {_within(ece)} (ECE {number(ece)})"
+        return f"{_belief(run, float(ece))} (ECE {number(ece)})"
     if covered is not None and np.isfinite(covered):
         return f"90 % intervals hold {percent(covered)} of the truths"
     return ""
 
 
-def _within(error: float) -> str:
-    return f"{'within' if error <= 0.05 else 'by'} {max(1, np.ceil(100 * error - 1e-9)):.0f} %"
+def _belief(run: Run, error: float) -> str:
+    """In words: calibrated, or not to be told from it with so few rows, or off, and to which side."""
+    rows, points = classified(run), f"{max(1, np.ceil(100 * error - 1e-9)):.0f} %"
+    if error <= 0.05:
+        return f"calibrated within {points}"
+    if rows is None:
+        return f"confidence off by {points}"
+    if error <= CHANCE * chance_error(rows):
+        return "calibrated as far as so few rows can tell"
+    return f"{'overconfident' if rows.confidence.mean() > rows.right.mean() else 'underconfident'} by {points}"
 
 
 def _verdict(model: dict[str, Any], baseline: dict[str, Any]) -> Markup | None:

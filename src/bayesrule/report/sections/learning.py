@@ -9,9 +9,10 @@ import numpy as np
 from ...runs.run import Run
 from .. import charts
 from ..markup import Markup, joined, named, tag
-from ..numerals import count, number
+from ..numerals import count, number, several
 from .layout import beside, figure, key
 
+NATS = 10.0  # a picture of less than so many would show differences that do not matter
 FACTS = {
     "bound": "Bound on the log evidence, nats",
     "log_evidence": "Log evidence, nats",
@@ -28,7 +29,9 @@ def learning(run: Run) -> Markup | None:
     facts = [_fact(name, value) for name, value in run.facts.items() if value is not None]
     if not figures and not facts:
         return None
-    return joined(tag("dl", facts, class_="facts") if facts else None, beside(*figures) if figures else None)
+    known = tag("dl", facts, class_="facts") if facts else None
+    # One figure alone has room for the facts beside it.
+    return beside(*figures, known) if len(figures) == 1 else joined(known, beside(*figures) if figures else None)
 
 
 def _bound(run: Run) -> Markup | None:
@@ -41,19 +44,17 @@ def _bound(run: Run) -> Markup | None:
     else:
         return None
     marks = [float(at) for at in run.fits if 0 < at < values.size]
-    hidden = int(
-        np.sum((values[steps] < charts.settled(values[steps])[0]) | (values[steps] > charts.settled(values[steps])[1]))
-    )
     title = "The bound, step by step" if name == "bound" else "The objective, step by step"
     named_y = "bound on the log evidence, nats" if name == "bound" else "objective"
+    drawn = charts.curve(steps.astype(float), values[steps], named_y, title, marks, NATS)
     words = joined(
-        key("orange dashed", "the prior's strength was set anew") if marks else None,
-        " The bound on the log evidence: higher is a better posterior, and between two marks it should rise."
+        key("orange mark", "the prior's strength was set anew") if marks else None,
+        f" Higher is a better posterior; {'between two marks' if marks else 'from step to step'} it should rise."
         if name == "bound"
         else " The objective at each step's points, lower is better; it is noisy where batches and samples are.",
-        f" {count(hidden)} values at the beginning lie outside the picture." if hidden else "",
+        _outside(drawn),
     )
-    return figure(charts.curve(steps.astype(float), values[steps], named_y, title, marks), words)
+    return figure(drawn.chart, words)
 
 
 def _heldout(run: Run) -> Markup | None:
@@ -64,7 +65,12 @@ def _heldout(run: Run) -> Markup | None:
         return None
     title = "Held-out NLL, step by step"
     words = "The surprise at held-out rows on the way, in nats per row; lower is better. Nothing was chosen by it."
-    return figure(charts.curve(steps[keep], values[keep], "held-out NLL, nats", title, dots=keep.sum() <= 60), words)
+    drawn = charts.curve(steps[keep], values[keep], "held-out NLL, nats", title)
+    return figure(drawn.chart, words + _outside(drawn))
+
+
+def _outside(drawn: charts.Curve) -> str:
+    return f" {several(drawn.hidden, 'value lies', 'values lie')} outside the picture." if drawn.hidden else ""
 
 
 def _fact(name: str, value: Any) -> Markup:

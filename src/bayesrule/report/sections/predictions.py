@@ -46,7 +46,7 @@ def _forecast(run: Run, rows: Measured) -> Markup:
     history, ahead = run.history, rows
     past = column(history.get("y", ()))[-PAST:] if np.size(history.get("y", ())) else np.zeros(0)
     then = np.asarray(history.get("time", np.arange(-len(past), 0)))[-PAST:]
-    when, ticks = _times(np.concatenate([then, ahead.time]) if len(past) else ahead.time)
+    when, labels = _times(np.concatenate([then, ahead.time]) if len(past) else ahead.time)
     split = len(past)
     shown = None
     if split:
@@ -63,13 +63,15 @@ def _forecast(run: Run, rows: Measured) -> Markup:
         key("orange dot", "outside its 90 %"),
         f" The {several(len(rows.y), 'value')} after the dashed line were not seen in training.{cut}",
     )
-    return figure(charts.forecast(shown, fan, shortened(target_name(run), 40), ticks), words, wide=True)
+    return figure(charts.forecast(shown, fan, shortened(target_name(run), 40), labels), words, wide=True)
 
 
 def _times(values: np.ndarray) -> tuple[np.ndarray, Sequence[Tick] | None]:
-    """Times as numbers to draw at, and labels where these are not the numbers themselves."""
+    """Times as numbers to draw at, and labels where these are not the numbers themselves (none for years)."""
     if np.issubdtype(values.dtype, np.number):
-        return values.astype(float), None
+        numbers = values.astype(float)
+        years = bool(np.all(numbers == np.round(numbers)) and numbers.min() >= 1000 and numbers.max() < 3000)
+        return numbers, [] if years else None
     order = np.arange(len(values), dtype=float)
     days = values.astype("datetime64[s]") if np.issubdtype(values.dtype, np.datetime64) else None
     if days is not None and not np.isnat(days).any():
@@ -88,7 +90,10 @@ def _confusion(run: Run, rows: Classified) -> Markup | None:
         return _worst(found, names)
     heads = [tag("th", named(name, 14), scope="col", class_="number") for name in names]
     top = tag(
-        "tr", tag("th", "true ↓ predicted →", scope="col"), heads, tag("th", "found", scope="col", class_="number")
+        "tr",
+        tag("th", "true ↓", tag("br"), "predicted →", scope="col"),
+        heads,
+        tag("th", "found", scope="col", class_="number"),
     )
     body = [_line(names[true], line, true) for true, line in enumerate(found)]
     whole = tag("table", tag("thead", top), tag("tbody", body), class_="confusion")

@@ -10,10 +10,11 @@ import numpy as np
 
 from ...runs.run import Run
 from ..markup import Markup, cleaned, joined, named, tag
-from ..numerals import count, number, several
+from ..numerals import count, number, round_number, several
 from .layout import table
 
 COLUMNS = 40
+ASKED = ("data", "target", "task", "model", "recipe", "time", "test_size", "seed", "params")
 
 
 def data(run: Run) -> Markup | None:
@@ -92,13 +93,15 @@ def _values(each: dict[str, Any]) -> Any:
 
 
 def again(run: Run) -> Markup | None:
-    """The configuration as one would write it down, the versions, and how long it took."""
+    """The configuration as a file that gives the same run, the versions, and how long it took."""
     if not run.config and not run.versions:
         return None
-    lines = "\n".join(_yaml(run.config))
-    took = [f"{cleaned(part).replace('_', ' ')} {number(value)} s" for part, value in run.seconds.items()]
-    made = [f"{name} {version}" for name, version in run.versions.items()]
+    asked = {key: run.config[key] for key in ASKED if run.config.get(key) not in (None, {})}
+    lines = "\n".join(_yaml(asked))
+    took = [f"{cleaned(part).replace('_', ' ')} {round_number(value, 3)} s" for part, value in run.seconds.items()]
+    made = [f"{name} {version}" for name, version in run.versions.items() if version != "unknown"]
     return joined(
+        tag("p", "As a file for ", tag("code", "bayesrule fit --config", class_="option"), ":") if lines else None,
         tag("pre", tag("code", lines), tabindex="0", aria_label="configuration") if lines else None,
         tag("p", "Made with ", ", ".join(cleaned(each) for each in made), ".", class_="caption") if made else None,
         tag("p", "Time: ", ", ".join(took), ".", class_="caption") if took else None,

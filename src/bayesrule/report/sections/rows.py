@@ -63,9 +63,12 @@ def _influential(run: Run) -> Markup | None:
         if np.size(run.influence.get(key, ())) == moved.size
     ]
     density = np.asarray(run.influence.get("log_density", np.full(moved.size, np.nan)), float).ravel()
-    heads = ["Row", *(head for head, _ in extra), "Influence, nats", "Log density without it"]
+    discrete = task(run) in ("binary", "classes", "counts")
+    heads = ["Row", *(head for head, _ in extra), "Influence, nats"]
+    heads.append("Probability without it" if discrete else "Log density without it")
+    told = {i: percent(np.exp(density[i])) if discrete else number(density[i]) for i in order}
     lines = [
-        [str(row[i]), *(_value(run, values[i], head) for head, values in extra), number(moved[i]), number(density[i])]
+        [str(row[i]), *(_value(run, values[i], head) for head, values in extra), number(moved[i]), told[i]]
         for i in order
     ]
     words = (

@@ -19,13 +19,18 @@ SHOWN, LAYERS = 20, 6
 
 def weights(run: Run) -> Markup | None:
     """Coefficients where they have names, layers where they have those."""
-    mean, std = (np.asarray(run.weights.get(each, ()), float) for each in ("mean", "std"))
+    mean, std = (_known(run.weights.get(each, ())) for each in ("mean", "std"))
     if not mean.size or mean.shape != std.shape:
         return None
     if "name" in run.weights:
         return _forest(_names(run, mean), mean.ravel(), std.ravel())
     layers = np.asarray(run.weights.get("layer", np.full(mean.size, "all"))).astype(str).ravel()
     return _network(layers, mean.ravel(), std.ravel()) if layers.size == mean.size else None
+
+
+def _known(values: Any) -> np.ndarray:
+    array = np.asarray(values, float)
+    return np.where(np.isfinite(array), array, np.nan)
 
 
 def _names(run: Run, mean: np.ndarray) -> list[str]:

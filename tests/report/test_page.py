@@ -1,0 +1,410 @@
+"""The report of a run: well-formed, complete, safe from what strangers write into files, and small."""
+
+import math
+import re
+import shutil
+import subprocess
+import tempfile
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from bayesrule import metrics
+from bayesrule.report import charts, claims
+from bayesrule.report.heldout import Classified, Measured, classified, measured
+from bayesrule.report.page import SECTIONS, page
+from bayesrule.report.sections.derivation import parsed
+from bayesrule.report.sections.record import _yaml
+from bayesrule.report.svg import Plot, drawing, limits, ticks
+from report import runs
+
+VOID = {"meta", "br", "hr", "col", "img", "input", "link"}
+HOSTILE = '<script>alert("1")</script>&amp;\'"\u202e\x00\ud800 עברית ' + "x" * 500
+ANCHORS = [anchor for anchor, _, _ in SECTIONS]
+
+
+class Reader(HTMLParser):
+    """Elements that close in order, what they are, and the text between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.ids, self.text, self.links = [], [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        values = dict(attrs)
+        assert len(values) == len(attrs), f"an attribute twice in {tag}"
+        self.ids += [values["id"]] if "id" in values else []
+        self.links += [values[key] for key in ("href", "src") if key in values]
+        assert not any(key.startswith("on") for key in values)
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] != ["style"]:
+            self.text.append(data)
+
+
+def read(run):
+    """The page, parsed; every drawing is XML, and nothing comes from elsewhere."""
+    text = page(run)
+    text.encode("utf-8")
+    reader = Reader()
+    reader.feed(text)
+    reader.close()
+    assert not reader.open
+    assert not {"script", "link", "iframe", "img", "object"} & set(reader.seen)
+    assert all(link.startswith("#") and link[1:] in reader.ids for link in reader.links)
+    assert len(reader.ids) == len(set(reader.ids))
+    for found in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+        tree = ElementTree.fromstring(found)
+        assert tree.get("aria-label") or tree.get("aria-hidden")
+        drawn = " ".join(each.get("d", "") for each in tree.iter())
+        assert not re.search("nan|inf", drawn)
+    assert "nan" not in [word.strip(".,()") for word in " ".join(reader.text).lower().split()]
+    return text, " ".join(" ".join(reader.text).split()), reader
+
+
+@pytest.mark.parametrize("name", runs.TASKS)
+def test_a_page_is_well_formed_and_small(name):
+    text, _, _ = read(runs.TASKS[name]())
+    assert text.startswith("<!doctype html>")
+    assert len(text) < 100_000
+
+
+def test_everything_is_there_for_two_classes():
+    text, said, reader = read(runs.binary())
+    assert reader.ids == ANCHORS
+    for words in (
+        "Predicting diagnosis from 31 columns of breast_cancer",
+        "On 142 held-out rows: accuracy 97.9 % (baseline 64.8 %), NLL 0.0688 nats (baseline 0.650), calibrated within",
+        "Bayesian logistic regression trained on 427 rows by newton in 36 steps",
+        "higher is better",
+        "the classes' frequencies in training",
+        "Most uncertain",
+        "Most influential",
+        "10 more are not shown",
+        "the prior's strength was set anew",
+        "Which distributions q are candidates?",
+        "Backtracking(monotone=True)",
+        "has the same value in every row",
+        "seed: 0",
+        "numpy 2.3.5",
+    ):
+        assert words in said.replace("\u202f", " "), words
+    assert text.count('class="right') + text.count('class="number right') == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("regression", ["RMSE 54.3", "outside; about 10 % should be", "Log evidence, nats −1,432.9"]),
+        ("network", ["a Bayesian neural network", "0.w", "held-out NLL, nats", "MonteCarlo(1)", "4,000"]),
+        ("counts", ["Poisson or negative binomial", "Bayesian Poisson regression"]),
+        ("sequence", ["Forecasting passengers from its past", "On the last 24 values", "Most surprising"]),
+        ("classes", ["setosa", "virginica", "true ↓"]),
+        ("many_classes", ["the pairs that were mixed up most often", "underconfident by 51 %"]),
+    ],
+)
+def test_each_task_says_its_own(name, words):
+    _, said, _ = read(runs.TASKS[name]())
+    for each in words:
+        assert each.lower() in said.lower(), each
+
+
+def test_what_is_not_there_is_left_out():
+    _, said, reader = read(runs.bare())
+    assert not reader.ids
+    assert "nav" not in reader.seen
+    assert said.startswith("Predicting the target from the data")
+    run = runs.binary()
+    run.influence, run.weights, run.trace, run.facts, run.derivation = {}, {}, {}, {}, ""
+    run.metrics = {"model": {}, "baseline": {}}
+    _, said, reader = read(run)
+    assert reader.ids == ["calibration", "predictions", "rows", "data", "again"]
+    assert "influential" not in said
+    run.test = {}
+    assert read(run)[2].ids == ["data", "again"]
+
+
+@pytest.mark.parametrize("name", ["binary", "classes", "regression", "sequence"])
+def test_names_from_strangers_stay_text(name):
+    run = runs.TASKS[name]()
+    run.config |= {
+        "target": HOSTILE,
+        "data": HOSTILE,
+        "estimator": HOSTILE,
+        "recipe": HOSTILE,
+        "params": {HOSTILE: HOSTILE},
+    }
+    run.summary["source"] = HOSTILE
+    run.summary["guesses"] = [HOSTILE]
+    run.classes = [HOSTILE] * len(run.classes)
+    for column in (*run.summary["columns"], run.summary["target"]):
+        column |= {"name": HOSTILE, "note": HOSTILE}
+        if column["kind"] == "category":
+            column |= {"levels": [HOSTILE] * 3, "top": [[HOSTILE, 3]]}
+    if run.weights:
+        run.weights["name"] = [HOSTILE] * len(run.weights["name"])
+    run.metrics["baseline_name"] = HOSTILE
+    run.metrics["model"][HOSTILE] = 1.0
+    run.facts[HOSTILE] = HOSTILE
+    run.versions = {HOSTILE: HOSTILE}
+    run.seconds = {HOSTILE: 1.0}
+    run.derivation = f"{HOSTILE}\n  family     {HOSTILE}  {HOSTILE}\n  points     {HOSTILE}\n  update     {HOSTILE}"
+    text, said, _ = read(run)
+    assert "<script" not in text
+    assert '<script>alert("1")</script>&amp;' in said
+    assert not set(text) & set("\u202e\x00\ud800")
+    run.derivation = HOSTILE
+    read(run)
+
+
+def test_the_folders_of_the_data_are_nobodys_business():
+    run = runs.binary()
+    run.summary["source"] = "/home/someone/secret/table.csv"
+    _, said, _ = read(run)
+    assert "of table.csv" in said
+    assert "secret" not in said
+
+
+@pytest.mark.parametrize("name", ["binary", "classes", "regression", "counts", "sequence", "network"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("share", [0.2, 1.0])
+def test_what_is_not_finite_breaks_nothing(name, bad, share):
+    run, rng = runs.TASKS[name](), np.random.default_rng(0)
+
+    def spoilt(values):
+        array = np.array(values, float)
+        array[rng.random(array.shape) < share] = bad
+        return array
+
+    for part in (run.test, run.history, run.trace, run.influence):
+        for key in part:
+            if key not in ("row", "time", "heldout_step"):
+                part[key] = spoilt(part[key])
+    run.weights |= {key: spoilt(run.weights[key]) for key in ("mean", "std") if key in run.weights}
+    run.metrics["model"] = dict.fromkeys(run.metrics["model"], bad)
+    run.facts = dict.fromkeys(run.facts, bad)
+    for column in run.summary["columns"]:
+        column |= {key: bad for key in ("mean", "std", "min", "max") if key in column}
+    read(run)
+
+
+@pytest.mark.parametrize("name", ["binary", "classes", "regression", "counts", "sequence"])
+def test_one_held_out_row(name):
+    run = runs.TASKS[name]()
+    run.test = {key: values[:1] for key, values in run.test.items()}
+    run.summary["test_rows"] = 1
+    _, said, _ = read(run)
+    assert "1 held-out row:" in said or "the last 1 value," in said
+
+
+def test_constant_predictions_and_no_spread():
+    run = runs.regression()
+    for key in ("y", "mean", "low", "high"):
+        run.test[key] = np.full(len(run.test["y"]), 3.0)
+    run.test["std"] = np.zeros(len(run.test["y"]))
+    run.weights |= {"mean": np.zeros(10), "std": np.zeros(10)}
+    run.trace = {"bound": np.zeros(30), "objective": np.zeros(30)}
+    read(run)
+
+
+def test_large_runs_make_small_pages():
+    run = runs.regression(100_000)
+    names = [f"feature {place}" for place in range(1000)]
+    run.weights = {"name": names, "mean": np.linspace(-1, 1, 1000), "std": np.full(1000, 0.2)}
+    run.summary["columns"] = [
+        {"name": name, "kind": "number", "missing": 0, "used": True, "mean": 0.0} for name in names
+    ]
+    run.summary["columns"][-1]["missing"] = 7
+    run.summary["features"] = names
+    run.trace = {"bound": -np.geomspace(1e6, 1, 100_000)}
+    run.fits = list(range(0, 100_000, 10_000))
+    text, said, _ = read(run)
+    assert len(text) < 150_000
+    assert "980 more are not shown" in said
+    assert "40 of 1,000 columns, those with remarks first" in said
+    assert "feature 999 number 0 7" in said
+    assert "at most 200 are drawn" in said
+    many = runs.many_classes()
+    many.test = {key: np.concatenate([values] * 250) for key, values in many.test.items()}
+    assert len(read(many)[0]) < 100_000
+
+
+def test_a_long_past_and_dates():
+    run = runs.sequence(5000)
+    days = np.datetime64("2010-01-01") + np.arange(5024)
+    run.history["time"], run.test["time"] = days[:5000], days[5000:]
+    _, said, _ = read(run)
+    assert "The last 300 of 5,000 values of the history are drawn" in said
+    assert "2023-10-03" in said
+    run.history["time"], run.test["time"] = days[:5000].astype(str), days[5000:].astype(str)
+    assert "2023-10-03" in read(run)[1]
+    run.history, run.test["time"] = {}, np.arange(1990, 2014)
+    _, said, _ = read(run)
+    assert "2000" in said
+    assert "2,000" not in said
+
+
+def test_a_model_that_is_worse_than_the_baseline_says_so():
+    run = runs.binary()
+    assert "worse than the baseline" not in read(run)[1]
+    run.metrics["model"]["nll"] = 0.9
+    assert "By its likelihood it is worse than the baseline." in read(run)[1]
+
+
+# What the sections compute.
+
+
+def test_reliability_is_that_of_the_metrics():
+    rows = classified(runs.binary())
+    assert rows is not None
+    theirs = metrics.reliability(rows.p, rows.y, 10)
+    ours = claims.binned(rows.confidence, rows.right)
+    np.testing.assert_array_equal(ours.counts, theirs.counts)
+    np.testing.assert_allclose(ours.came, theirs.accuracy, atol=1e-12)
+    np.testing.assert_allclose(ours.claimed, theirs.confidence, atol=1e-12)
+    np.testing.assert_allclose(claims.calibration_error(rows), metrics.ece(rows.p, rows.y, 10), atol=1e-12)
+
+
+def test_chance_error_is_what_perfect_probabilities_show():
+    rng = np.random.default_rng(0)
+    p = rng.dirichlet([1, 1, 1], 300)
+    errors = [
+        claims.calibration_error(Classified(np.arange(300), np.array([rng.choice(3, p=each) for each in p]), p))
+        for _ in range(100)
+    ]
+    rows = Classified(np.arange(300), p.argmax(1), p)
+    # 100 simulated sets and 400 draws, each of relative deviation about a third.
+    assert abs(claims.chance_error(rows) - np.mean(errors)) < 4 * np.std(errors) * math.sqrt(1 / 100 + 1 / 400)
+
+
+def test_coverage_of_numbers_and_of_counts_beside_scipy():
+    levels = np.array([0.1, 0.5, 0.9])
+    rows = measured(runs.regression())
+    assert rows is not None
+    lower, upper = claims.places(rows, whole=False)
+    inside = [
+        np.mean(np.abs(rows.y - rows.mean) <= scipy.stats.norm.ppf((1 + level) / 2) * rows.std) for level in levels
+    ]
+    np.testing.assert_allclose(claims.coverage(lower, upper, levels), inside, atol=1e-12)
+    counts = measured(runs.counts())
+    assert counts is not None
+    lower, upper = claims.places(counts, whole=True)
+    variance, mean = counts.std**2, counts.mean
+    q = scipy.stats.nbinom(mean**2 / (variance - mean), mean / variance)
+    np.testing.assert_allclose(upper, q.cdf(counts.y), atol=1e-9)
+    np.testing.assert_allclose(lower, q.cdf(counts.y - 1), atol=1e-9)
+    narrow = Measured(*(np.full(3, x) for x in (0, 2.0, 2.0, 1.0, 0, 9, 0)))  # a variance below the mean: Poisson
+    np.testing.assert_allclose(claims.places(narrow, whole=True)[1], scipy.stats.poisson.cdf(2, 2.0), atol=1e-9)
+
+
+def test_perfect_counts_are_covered_as_claimed():
+    rng = np.random.default_rng(0)
+    mean = rng.gamma(2.0, 2.0, 40_000)
+    y = rng.poisson(mean).astype(float)
+    rows = Measured(np.arange(40_000), y, mean, np.sqrt(mean), y, y, y)
+    levels = np.linspace(0.1, 0.9, 9)
+    covered = claims.coverage(*claims.places(rows, whole=True), levels)
+    assert np.max(np.abs(covered - levels)) < 4 * 0.5 / math.sqrt(40_000)
+
+
+def test_derivations_are_read_piece_by_piece():
+    head, pieces = parsed(runs.VOGN)
+    assert head == "vogn (Khan and Rue, section 4.4)"
+    assert [piece[0] for piece in pieces] == ["family", "points", "curvature", "steps", "guard", "update"]
+    assert pieces[1] == ("points", "MonteCarlo(1)", "E_q f(θ) ≈ the mean of f over draws from q")
+    assert pieces[5][1].startswith("s ← (1 − ρτ)s")
+    assert "m ← m − ρ ĝ" in pieces[5][1]
+
+
+def test_the_configuration_is_yaml():
+    yaml = pytest.importorskip("yaml")
+    config = {
+        "target": "a: b #c",
+        "seed": 0,
+        "test_size": 0.25,
+        "text": ["yes", "1.5", "- x", "", " ", "C:\\n", "é", "a\nb", "null", "~"],
+        "params": {"rate": 1e-3, "hidden": (50, 50), "flag": True, "some": np.float64(0.5), "none": {}},
+    }
+    again = yaml.safe_load("\n".join(_yaml(config)))
+    assert again == {**config, "params": {**config["params"], "hidden": [50, 50]}}
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 1), (-3e-9, 5e-9), (1e12, 3e12), (99.999, 100.001), (-7, -7), (0, 0)])
+def test_ticks_are_round_apart_and_inside(low, high):
+    found = ticks(low, high, 6)
+    assert 2 <= len(found) <= 11
+    assert len({label for _, label in found}) == len(found)
+    if high > low:
+        slack = 1e-6 * (high - low)
+        assert all(low - slack <= place <= high + slack for place, _ in found)
+
+
+def test_limits_leave_out_what_is_out_of_all_proportion():
+    values = np.append(np.linspace(0, 1, 1000), 1e9)
+    low, high = limits(values)
+    assert -0.2 < low <= 0
+    assert 1 < high < 5
+    assert limits([math.nan]) == (0.0, 1.0)
+
+
+def test_lines_break_where_nothing_is():
+    plot = Plot((0, 3), (0, 1)).line([0, 1, 2, 3], [0.5, math.nan, 0.5, 0.5], "blue")
+    assert re.search(r'd="M[^L]*M[^L]*L[^LM]*" class="line blue"', drawing("a line", plot))
+
+
+def test_long_curves_keep_their_peaks():
+    y = np.zeros(10_000)
+    y[1234], y[7000] = 5.0, -5.0
+    keep = charts.turning(y, 100)
+    assert len(keep) <= 100
+    assert {1234, 7000} <= set(keep.tolist())
+
+
+# In a browser.
+
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+FRAME = """<!doctype html><body><iframe id="f" src="{page}" style="width:{width}px;height:900px;border:0"></iframe>
+<script>
+f.onload = () => {{
+  const root = f.contentDocument.documentElement, inner = f.contentWindow.innerWidth;
+  const wide = [...root.querySelectorAll('body *')].filter(each => !each.closest('.scroll, pre, svg')
+    && each.getBoundingClientRect().right > inner + 0.5).map(each => each.tagName + '.' + each.className);
+  document.title = [inner, root.scrollWidth, ...wide].join(' ');
+}}
+</script></body>"""
+
+
+@pytest.mark.extended
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+@pytest.mark.parametrize("name", [*runs.TASKS, "hostile"])
+@pytest.mark.parametrize("width", [390, 1400])
+def test_nothing_overflows_and_nothing_complains(name, width, tmp_path):
+    run = runs.binary() if name == "hostile" else runs.TASKS[name]()
+    if name == "hostile":
+        run.config["target"], run.classes = HOSTILE.replace(" ", ""), [HOSTILE.replace(" ", "")] * 2
+        run.weights["name"] = [HOSTILE.replace(" ", "")] * 30
+    (tmp_path / "page.html").write_text(page(run), encoding="utf-8")
+    (tmp_path / "frame.html").write_text(FRAME.format(page="page.html", width=width), encoding="utf-8")
+    options = (
+        "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync "
+        "--disable-component-update --allow-file-access-from-files --enable-logging=stderr --v=0 --dump-dom "
+        "--virtual-time-budget=5000 --window-size=1600,1000"
+    )
+    with tempfile.TemporaryDirectory() as profile:
+        command = [str(BROWSER), *options.split(), f"--user-data-dir={profile}", Path(tmp_path / "frame.html").as_uri()]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    found = re.search(r"<title>(\d+) (\d+) ?(.*?)</title>", done.stdout)
+    assert found, done.stderr
+    assert int(found[1]) == width
+    assert int(found[2]) <= width, found[3]
+    assert "CONSOLE" not in done.stderr
