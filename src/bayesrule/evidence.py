@@ -17,7 +17,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array, PyTree
 
 from .families.base import Family
-from .fitting import Result, fit
+from .fitting import Result, fit, one_blas_thread
 from .model import Model
 from .objective import Objective, as_objective
 from .regularizer import Regularizer, as_regularizer
@@ -26,6 +26,7 @@ from .running import picked
 from .running import run as run_to_end
 from .steps import Step
 
+_ROUGH = 1e-2  # nats, while the numbers are still far off
 _REACH = 1e6  # how far a number may go in one search, as a factor
 
 
@@ -50,6 +51,7 @@ def empirical_bayes(
     tolerance: float = 1e-8,
     evaluations: int = 100,
     within: float | None = None,
+    settled: float = 1e-14,
     key: Any = None,
     run: Callable[..., Result] = fit,
 ) -> Evidence:
@@ -60,7 +62,8 @@ def empirical_bayes(
     searched in logarithms, by scipy's L-BFGS-B. Under the delta method the bound is Laplace's evidence,
     and for Gaussian linear models the exact one. A `jax.tree_util.Partial` of a function and its arrays as
     `objective` is compiled once for all arrays of the same shapes. `within` keeps every number within that factor of
-    where it starts; `run` is what takes the place of `fit` for the last fit.
+    where it starts, `settled` is how little of itself the bound may still rise by at the end, and `run` takes the
+    place of `fit` for the last fit.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> y = jnp.array([3.0, -2.0, 2.5, -3.5])                       # y ~ N(θ, 1), one θ each
@@ -85,7 +88,7 @@ def empirical_bayes(
             q = new
         return value, slope
 
-    found = highest(scored, hyper, evaluations=evaluations, within=within)
+    found = highest(scored, hyper, evaluations=evaluations, within=within, settled=settled)
     last = as_objective(objective(found.hyper))
     result = run(rule, last, _over(last, q), data, steps=steps, tolerance=tolerance, key=key)
     return Evidence(found.hyper, result, found.converged and result.reason == "converged", found.evaluations)
@@ -132,11 +135,12 @@ def highest(
     *,
     evaluations: int = 100,
     within: float | None = None,
+    settled: float = 1e-14,
 ) -> Highest:
     """Positive numbers at which a score is highest, searched in logarithms by scipy's L-BFGS-B.
 
     `scored(logs)` gives the score and its slope in the logarithms. `within` keeps every number within that factor of
-    where it starts.
+    where it starts; the search ends where the score rises by less than `settled` of itself.
 
     >>> import jax, jax.numpy as jnp
     >>> found = highest(jax.value_and_grad(lambda logs: -((logs - 1.0) ** 2)), 1.0)
@@ -158,8 +162,9 @@ def highest(
 
     first = np.log(np.asarray(flat, float))
     bounds = None if within is None else [(x - np.log(within), x + np.log(within)) for x in first]
-    options = {"maxfun": evaluations, "ftol": 1e-14, "gtol": 1e-6}
-    found = minimize(lower, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+    options = {"maxfun": evaluations, "ftol": settled, "gtol": 1e-6}
+    with one_blas_thread():
+        found = minimize(lower, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     small = bool(np.max(np.abs(found.jac)) < 1e-3)  # nats for a change of the numbers by a factor e
     converged = (bool(found.success) or small) and bool(np.all(np.isfinite(found.x)))
     best = unflatten(jnp.exp(jnp.asarray(found.x)))
@@ -268,8 +273,10 @@ def matched(
     >>> round(float(found.hyper["prior"]), 3), found.converged      # 1 / (mean of y² − 1)
     (0.145, True)
     """
-    still, wanted = 10 * math.sqrt(jnp.finfo(jnp.result_type(float)).eps), max(tolerance, 1e-2)
-    for look in range(1, rounds + 1):
+    still, wanted = math.sqrt(math.sqrt(jnp.finfo(jnp.result_type(float)).eps)), max(tolerance, _ROUGH)
+    look, moved, result = 0, math.inf, None
+    while result is None or look < rounds:
+        look += 1
         regularizer = as_regularizer(prior(hyper), None)
         here = dataclasses.replace(objective, regularizer=regularizer)
         result = run(rule, here, start, data, steps=steps, tolerance=wanted, **options)

@@ -142,9 +142,9 @@ def fit(
     its examples may not be independent). `tolerance` is in nats; with mini-batches it has to hold for a whole
     epoch of them in a row. `microbatches` measures each batch in that many parts, one after another, with the
     memory of one. `progress` shows a bar; or it is a function that is called a few times a second with the result so
-    far, which is its own only until it returns. `checkpoint` is a file that is rewritten as the fit goes on; `load` it and pass it as `start` to
-    resume: the resumed run takes the same steps as an uncut one, bit for bit. `check`
-    raises if the bound falls from one step to the next, which with ρ = 1 and conjugate factors it never does.
+    far, which is its own only until it returns. `checkpoint` is a file that is rewritten as the fit goes on; `load` it
+    and pass it as `start` to resume: the resumed run takes the same steps as an uncut one, bit for bit. `check` raises
+    if the bound falls from one step to the next, which with ρ = 1 and conjugate factors it never does.
     """
     objective = as_objective(objective)
     if not isinstance(steps, int | np.integer) or steps < 0:
@@ -198,7 +198,7 @@ def fit(
         try:
             while done < last:
                 began = time.perf_counter()
-                with _one_blas_thread():
+                with one_blas_thread():
                     carry = chunk(rule, objective, loader.data, key, limit, first, min(done + size, last), carry)
                     code = int(carry[3])
                 done = int(carry[0].count)
@@ -244,7 +244,7 @@ def _blas() -> Any:
     return ThreadpoolController()
 
 
-def _one_blas_thread() -> Any:
+def one_blas_thread() -> Any:
     """XLA's threads and those of the BLAS behind its Cholesky wait for each other on few cores: a 200×200 solve takes
     100 times as long. So the small solves of a fit run on one, as in scikit-learn's own loops."""
     return _blas().limit(limits=1, user_api="blas")

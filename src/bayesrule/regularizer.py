@@ -95,7 +95,7 @@ class Isotropic(Regularizer):
 
 
 class ByLeaf(Regularizer):
-    """R(θ) = ½Σδ‖leaf‖² with its constants, a number δ for each leaf of θ; a leaf of δ = 0 has a flat prior of density 1.
+    """R(θ) = ½Σδ‖leaf‖² with its constants, a number δ for each leaf of θ; δ = 0 is a flat prior of density 1.
 
     So an intercept is left alone: `regularizer={"w": 1.0, "b": 0.0}`.
     """
@@ -110,7 +110,7 @@ class ByLeaf(Regularizer):
 
         def one(strength: Any, leaf: Array) -> Array:
             flat = jnp.asarray(strength) == 0
-            constant = math.log(2 * math.pi) - jnp.log(jnp.where(flat, 2 * math.pi, strength))
+            constant = math.log(2 * math.pi) - jnp.log(jnp.asarray(jnp.where(flat, 2 * math.pi, strength)))
             return 0.5 * (strength * jnp.sum(leaf) + leaf.size * constant)
 
         return sum(jax.tree.leaves(jax.tree.map(one, self.strengths, squares)), start=jnp.zeros(()))

@@ -42,7 +42,7 @@ def _sklearn(name: str, target: str, *, labelled: bool = False) -> Callable[[], 
 
 def _series(name: str, *columns: str) -> Callable[[], Table]:
     def load() -> Table:
-        text = resources.files(__package__).joinpath(f"{name}.csv").read_text(encoding="utf-8")
+        text = resources.files("bayesrule.data").joinpath(f"{name}.csv").read_text(encoding="utf-8")
         values = np.loadtxt(text.splitlines(), delimiter=",", skiprows=1, comments="#")
         return Table({one: Column(one, numbers=values[:, place]) for place, one in enumerate(columns)}, name)
 

@@ -65,7 +65,10 @@ def _csv(path: Path) -> dict[str, Column]:
     names = None
     for encoding in ("utf-8", "latin-1"):
         try:
-            return _converted(tried(encoding), path)
+            table = tried(encoding)
+            if encoding == "utf-8" and any(pa.types.is_binary(kind) for kind in table.schema.types):
+                continue  # text that is not UTF-8 is read as bytes
+            return _converted(table, path)
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             failure = error
             if "conversion error" in str(error) and "UTF8" not in str(error).upper():
@@ -75,16 +78,18 @@ def _csv(path: Path) -> dict[str, Column]:
         except OSError as error:
             raise InputError(f"{path} cannot be read: is the file damaged? ({_line(error)})") from error
     text = _line(failure)
-    found = re.search(r"Row #(\d+): Expected (\d+) columns, got (\d+)", text)
+    found = re.search(r"Expected (\d+) columns, got (\d+)(?:: (.{0,40}))?", text)
     if found:
+        where = f" ({found[3]} …)" if found[3] else ""
         raise InputError(
-            f"{path} is not a table: line {found[1]} has {found[3]} columns where the header has {found[2]}."
+            f"{path} is not a table: a line{where} has {found[2]} columns where the header has {found[1]}."
         ) from failure
     raise InputError(f"{path} cannot be read as CSV: {text}") from failure
 
 
 def _header(path: Path) -> str:
-    opened = gzip.open if path.open("rb").read(2) == b"\x1f\x8b" else open
+    with path.open("rb") as file:
+        opened = gzip.open if file.read(2) == b"\x1f\x8b" else open
     try:
         with opened(path, "rt", encoding="utf-8-sig", errors="replace") as file:
             header = file.readline()
@@ -141,9 +146,9 @@ def _column(name: str, values: Any) -> Column:
 
 def _text(name: str, values: Any) -> Column:
     """Categories; or numbers, where nearly all of the text is."""
-    import pyarrow.compute as pc
+    from pyarrow import compute
 
-    encoded = pc.utf8_trim_whitespace(values).combine_chunks().dictionary_encode()
+    encoded = compute.call_function("utf8_trim_whitespace", [values]).combine_chunks().dictionary_encode()
     levels = np.array([*encoded.dictionary.to_pylist(), ""], dtype=object)
     codes = np.asarray(encoded.indices.fill_null(len(levels) - 1))
     there = codes < len(levels) - 1
@@ -172,7 +177,7 @@ def _number(text: str) -> float:
 
 def _npz(path: Path) -> dict[str, Column]:
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:
         raise InputError(f"{path} cannot be read as NPZ (arrays without pickled objects): {_line(error)}") from error

@@ -45,18 +45,25 @@ def guessed(target: Column) -> tuple[str, str]:
     return "regression", f"{name} is a number: regression"
 
 
-def checked(task: str, target: Column) -> None:
-    """Raise where the target cannot be predicted as this task."""
+def readable(target: Column) -> None:
+    """Raise where the target cannot be predicted at all."""
     there = ~target.missing
     name = repr(target.name)
     if not there.any():
         raise InputError(f"The target {name} has no values: choose another column with --target.")
+    if target.numbers is not None and not np.all(np.isfinite(target.numbers[there])):
+        raise InputError(f"The target {name} has infinite values: mend or remove those rows.")
+
+
+def checked(task: str, target: Column) -> None:
+    """Raise where the target cannot be predicted as this task."""
+    readable(target)
+    there = ~target.missing
+    name = repr(target.name)
     if target.codes is not None and task in ("regression", "counts", "sequence"):
         shown = ", ".join(map(repr, target.levels[:3]))
         raise InputError(f"The target {name} is text ({shown}, …), and {task} needs numbers: try --task classes.")
     values = target.codes[there] if target.codes is not None else np.asarray(target.numbers)[there]
-    if target.numbers is not None and not np.all(np.isfinite(values)):
-        raise InputError(f"The target {name} has infinite values: mend or remove those rows.")
     found = len(np.unique(values))
     if found == 1:
         raise InputError(f"The target {name} has the same value in every row: there is nothing to predict.")

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -13,7 +12,7 @@ from jaxtyping import PyTree
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
 
-from ..fitting import Result, fit
+from ..fitting import Result, fit, one_blas_thread
 from ..rule import Rule
 
 P = ParamSpec("P")
@@ -35,12 +34,6 @@ class Estimator(BaseEstimator):
         watched = fit if self._watcher is None else self._watcher.fit
         return watched(rule, objective, start, data, **options)
 
-    def seen(self, q: Any) -> Self:
-        """A copy that predicts from another posterior: how a fit that goes on would do now."""
-        other = copy.copy(self)
-        other.posterior_ = kept(q)  # pyright: ignore[reportAttributeAccessIssue]  # every estimator has one
-        return other
-
     def __getstate__(self) -> dict[str, Any]:
         state: Any = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_watcher"}
@@ -51,7 +44,7 @@ def double(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P]
 
     @wraps(method)
     def precise(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), one_blas_thread():
             return method(self, *args, **kwargs)
 
     return precise

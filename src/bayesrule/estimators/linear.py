@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Any, ClassVar, Self
 
@@ -24,12 +25,15 @@ from .ridge import RidgeRegression
 from .rules import linear_rule
 from .targets import codes, weights
 
+_ROUGH = 1e-2  # nats, where Laplace's method only leads the way
+
 
 class _Linear(Estimator):
     """What logistic and Poisson regression share: a Gaussian posterior, its prior's strength by the bound."""
 
     _kind: ClassVar[str]
     posterior_: Any
+    n_features_in_: int
 
     def __init__(
         self,
@@ -68,19 +72,20 @@ class _Linear(Estimator):
         data = _data(X, y, counts, wide)
         precision = self._given_precision()
         if precision is None:
-            # A rule with samples, or without a precision of its own, is guided by Laplace's method.
+            # Laplace's method leads the way: for a rule that averages, which is slow far from its solution, and for
+            # one with samples, or without a precision of its own, whose bound is not to be had.
             own = not rule.points.random and self.batch_size is None and rule.family.kind is Gaussian
-            found = matched(
-                rule if own else laplace(),
-                objective,
-                prior,
-                {"w": 1.0},
-                start,
-                data,
-                steps=self.max_iter,
-                tolerance=self.tol,
-                run=self._run,
-            )
+            guided = not (own and rule.points.delta)
+            hyper: Any = {"w": 1.0}
+            found = None
+            if guided:
+                found = matched(laplace(), objective, prior, hyper, start, data, tolerance=_ROUGH, run=self._run)
+                hyper = found.hyper
+            if own:
+                first = start if found is None else found.result.q
+                options: Any = {"steps": self.max_iter, "tolerance": self.tol, "run": self._run}
+                found = matched(rule, objective, prior, hyper, first, data, **options)
+            assert found is not None  # guided, or on its own
             precision, result = float(found.hyper["w"]), found.result if own else None
         else:
             result = None
@@ -130,7 +135,10 @@ class _Linear(Estimator):
         self.intercept_ = np.asarray(self.posterior_.mean.get("b", np.zeros(self.coef_.shape[:-1])))
 
     def seen(self, q: Any) -> Self:
-        return super().seen(regression.narrowed(q, self.n_features_in_))
+        """A copy that predicts from another posterior: how a fit that goes on would do now."""
+        other = copy.copy(self)
+        other.posterior_ = kept(regression.narrowed(q, self.n_features_in_))
+        return other
 
     def _stream(self, X: np.ndarray, y: np.ndarray, counts: np.ndarray) -> Self:
         """More data: what was the posterior is the prior now."""
@@ -146,7 +154,7 @@ class _Linear(Estimator):
 
     def _checked(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return validate_data(self, X, dtype=np.float64, reset=False)
+        return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
 
     def _predictive(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
         """The mean and the variance of y."""
@@ -156,7 +164,7 @@ class _Linear(Estimator):
 def _data(X: np.ndarray, y: np.ndarray, counts: np.ndarray, wide: int) -> Weighted:
     """Padded, with no weight for what is not there."""
     rows = bucket(len(X))
-    return Weighted((padded(X, rows, wide), padded(y, rows)), padded(counts, rows), counts.sum())
+    return Weighted((padded(X, rows, wide), padded(y, rows)), jnp.asarray(padded(counts, rows)), counts.sum())
 
 
 class LogisticRegression(ClassifierMixin, _Linear):
@@ -248,7 +256,8 @@ class LogisticRegression(ClassifierMixin, _Linear):
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draws of the classes, (n_samples, rows); within a draw all rows have the same weights."""
         first, second = jax.random.split(key_of(random_state))
-        f = regression.drawn(self.posterior_, self._checked(X), n_samples, first)
+        X = self._checked(X)
+        f = regression.drawn(self.posterior_, X, n_samples, first)
         scores = jnp.stack([jnp.zeros(f.shape), f], axis=-1) if self._kind == "logistic" else regression.classes(f)
         return self.classes_[np.asarray(jax.random.categorical(second, scores))]
 
@@ -303,13 +312,15 @@ class PoissonRegression(RegressorMixin, _Linear):
     @double
     def log_predictive(self, X: Any, y: Any) -> np.ndarray:
         """log p(y | x) of every row, averaged over the posterior."""
-        return np.asarray(regression.log_predictive(self.posterior_, self._checked(X), np.asarray(y, float), "poisson"))
+        X = self._checked(X)
+        return np.asarray(regression.log_predictive(self.posterior_, X, np.asarray(y, float), "poisson"))
 
     @double
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draws of the counts, (n_samples, rows); within a draw all rows have the same weights."""
         first, second = jax.random.split(key_of(random_state))
-        f = regression.drawn(self.posterior_, self._checked(X), n_samples, first)
+        X = self._checked(X)
+        f = regression.drawn(self.posterior_, X, n_samples, first)
         return np.asarray(jax.random.poisson(second, jnp.exp(f)))
 
     def __sklearn_tags__(self) -> Any:

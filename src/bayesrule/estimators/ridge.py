@@ -6,6 +6,7 @@ import math
 from typing import Any, Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
@@ -38,6 +39,7 @@ class RidgeRegression(RegressorMixin, Estimator):
     """
 
     posterior_: Any
+    n_features_in_: int
 
     def __init__(
         self,
@@ -67,6 +69,7 @@ class RidgeRegression(RegressorMixin, Estimator):
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows and all that came before."""
         first = not hasattr(self, "triangle_")
+        linear_rule(self.recipe, 1, self.max_iter, self)  # or an error before anything is computed
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, reset=first)
         y, counts = np.asarray(y, float), weights(X, sample_weight)
         self.triangle_ = ridge.triangle(
@@ -87,7 +90,7 @@ class RidgeRegression(RegressorMixin, Estimator):
     def _scale(self) -> float:
         """The deviation of y: the unit that the numbers are searched in."""
         y, ones = self.triangle_[:, -1], self.triangle_[:, 0]
-        mean = ones @ y / (ones @ ones) if self.fit_intercept else 0.0
+        mean = float(ones @ y / (ones @ ones)) if self.fit_intercept else 0.0
         spread = math.sqrt(max(y @ y - mean**2 * (ones @ ones), 0.0) / self.n_samples_seen_)
         return spread if spread > 1e-10 * abs(mean) else max(abs(mean), 1.0)
 
@@ -105,13 +108,13 @@ class RidgeRegression(RegressorMixin, Estimator):
         held = ("w",) * (strength is not None) + ("noise",) * (noise is not None)
         start = regression.zeros(wide, intercept=self.fit_intercept)
         regularizer = as_regularizer(self._prior(hyper), None)
-        result = self._run(newton(), ridge.ridge(rows, regularizer), start, Weighted(examples, np.ones(rows)), steps=1)
+        result = self._run(newton(), ridge.ridge(rows, regularizer), start, Weighted(examples, jnp.ones(rows)), steps=1)
         if len(held) < 2:
             said = likelihood_message(regularizer, result.q), self.n_samples_seen_, triangle[:, -1] @ triangle[:, -1]
             hyper, _ = conjugate_evidence(self._prior, hyper, result.q, said, ridge.noisy, held=held)
         precision = float(hyper["noise"])
         objective = ridge.ridge(rows, self._prior(hyper))
-        data = Weighted(examples, np.full(rows, precision))
+        data = Weighted(examples, jnp.full(rows, precision))
         result = self._run(newton(), objective, result.q, data, steps=1)
         self.prior_precision_, self.noise_ = float(hyper["w"]) / scale**2, scale**2 / precision
         self._keep(result.q, scale)
@@ -125,7 +128,8 @@ class RidgeRegression(RegressorMixin, Estimator):
         rule = linear_rule(self.recipe, 1, self.max_iter, self)
         hyper = {"w": self.prior_precision_ * scale**2}
         rows = padded(ridge.with_ones(X, bool(self.fit_intercept)), bucket(len(X)))
-        data = Weighted((rows, padded(y / scale, len(rows))), padded(counts * scale**2 / self.noise_, len(rows)))
+        each = jnp.asarray(padded(counts * scale**2 / self.noise_, len(rows)))
+        data = Weighted((rows, padded(y / scale, len(rows))), each)
         start = regression.zeros(X.shape[1], intercept=self.fit_intercept)
         objective = ridge.ridge(len(rows), self._prior(hyper))
         result = self._run(rule, objective, start, data, steps=self.max_iter, key=key_of(self.random_state))
@@ -138,18 +142,20 @@ class RidgeRegression(RegressorMixin, Estimator):
     @double
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The expected y, and with `return_std` the standard deviation of a new one, its noise included."""
-        mean, variance = regression.in_blocks(regression.outputs, self.posterior_, self._checked(X))
+        X = self._checked(X)
+        mean, variance = regression.in_blocks(regression.outputs, self.posterior_, X)
         return (mean, np.sqrt(variance + self.noise_)) if return_std else mean
 
     def _checked(self, X: Any) -> np.ndarray:
         check_is_fitted(self)
-        return validate_data(self, X, dtype=np.float64, reset=False)
+        return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
 
     @double
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draws of y, (n_samples, rows); within a draw all rows have the same weights."""
         first, second = jax.random.split(key_of(random_state))
-        f = regression.drawn(self.posterior_, self._checked(X), n_samples, first)
+        X = self._checked(X)
+        f = regression.drawn(self.posterior_, X, n_samples, first)
         return np.asarray(f + math.sqrt(self.noise_) * jax.random.normal(second, f.shape))
 
 

@@ -32,7 +32,7 @@ def triangle(
     for first in range(0, len(x), _BLOCK):
         part = slice(first, first + _BLOCK)
         rows = np.column_stack([with_ones(x[part], intercept), y[part]]) * np.sqrt(weights[part])[:, None]
-        before = np.linalg.qr(rows if before is None else np.vstack([before, rows]), mode="r")
+        before = np.asarray(np.linalg.qr(rows if before is None else np.vstack([before, rows]), mode="r"))
     assert before is not None  # there is at least one row
     return before
 

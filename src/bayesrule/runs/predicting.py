@@ -62,7 +62,7 @@ def as_table(data: Any) -> Table:
     if isinstance(data, str | Path):
         return read(data)
     if hasattr(data, "columns") or isinstance(data, dict):
-        names = list(data.columns if hasattr(data, "columns") else data)
+        names = list(getattr(data, "columns", data))
         return Table({str(name): _column(str(name), np.asarray(data[name])) for name in names}, "the data")
     raise InputError(f"Rows are given as a file, a DataFrame or a dict of columns, not as a {type(data).__name__}.")
 

@@ -136,7 +136,7 @@ def _attributes(estimator: Any) -> dict[str, Any]:
 
 
 def _restored(name: str, params: dict[str, Any], attributes: dict[str, Any]) -> Any:
-    if name not in estimators.__all__:
+    if name not in dir(estimators):
         raise InputError(f"the run names an estimator {name!r} that does not exist")
     estimator = build(name, None, params, 0)
     for attribute, value in attributes.items():

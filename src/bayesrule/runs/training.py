@@ -56,6 +56,10 @@ def settled(table: Table, config: dict[str, Any]) -> tuple[Table, Column, dict[s
         name = list(table.columns)[-1]
         guesses.append(f"the target is the last column, {name!r} (--target chooses another)")
     target = table.column(name)
+    known = int((~target.missing).sum())
+    if known < _LEAST:
+        raise InputError(f"{table.source} has {_rows(known)} with a value of {name!r}: at least {_LEAST} are needed.")
+    tasks.readable(target)
     if config.get("time") is not None:
         table.column(config["time"])
         config["task"] = config.get("task") or "sequence"
@@ -72,8 +76,6 @@ def settled(table: Table, config: dict[str, Any]) -> tuple[Table, Column, dict[s
         guesses.append(f"{empty:,} rows without a value of {name!r} are left out")
         table = table.taken(~target.missing)
         target = table.column(name)
-    if table.rows < _LEAST:
-        raise InputError(f"{table.source} has {_rows(table.rows)} with a target: at least {_LEAST} are needed.")
     config |= {"target": name, "model": config.get("model") or default_model(config["task"])}
     config.setdefault("recipe", None)
     config.setdefault("params", {})
@@ -121,11 +123,10 @@ def _learnt(table: Table, target: Column, config: dict[str, Any], watcher: Watch
     name = estimator_name(config["task"], config["model"])
     estimator = build(name, config["recipe"], config["params"], config["seed"])
     estimator._watcher = watcher
-    watcher.heldout = lambda q: _judged(estimator.seen(q), held, truth, y[train_rows], config["task"], classes)[0][
-        "nll"
-    ]
+    if hasattr(estimator, "seen"):
+        watcher.heldout = lambda q: _judged(estimator.seen(q), held, truth, config["task"], classes)[0]["nll"]
     estimator.fit(x, y[train_rows])
-    ours, test = _judged(estimator, held, truth, y[train_rows], config["task"], classes)
+    ours, test = _judged(estimator, held, truth, config["task"], classes)
     theirs, baseline = _baseline(y[train_rows], truth, config["task"], classes)
     run = Run(
         config={**config, "estimator": name},
@@ -182,7 +183,7 @@ def _target_summary(target: Column, y: np.ndarray, classes: list[str]) -> dict[s
 
 
 def _judged(
-    estimator: Any, x: np.ndarray, y: np.ndarray, seen: np.ndarray, task: str, classes: list[str]
+    estimator: Any, x: np.ndarray, y: np.ndarray, task: str, classes: list[str]
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """Metrics on held-out rows, and what was predicted for each."""
     if classes:

@@ -1,0 +1,113 @@
+"""What can go wrong at the command line is one line, exit code 2, and nothing left behind."""
+
+import gzip
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from bayesrule.cli import app
+
+GOOD = "x,y\n" + "".join(f"{i % 7},{(i * 37 % 11) / 3}\n" for i in range(40))
+
+
+def fit(folder, *arguments):
+    return CliRunner().invoke(app, ["fit", *map(str, arguments), "--out", str(folder / "run")])
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "said"),
+    [
+        (None, (), "There is no file"),
+        (bytes(range(256)) * 9, (), "binary file"),
+        ("", (), "is empty"),
+        ("x,y\n", (), "header and no rows"),
+        ("x,y\n1,2\n", (), "1 row"),
+        ("x,y\n" + "1,5\n2,5\n" * 20, (), "same value in every row"),
+        ("x,y\n" + "1,inf\n2,5\n" * 20, (), "infinite"),
+        ("x,y\n" + "1,\n2,\n" * 20, (), "0 rows"),
+        ("x,x\n1,2\n", (), "more than one column named 'x'"),
+        (GOOD, ("--target", "z"), "has no column 'z'"),
+        (GOOD, ("--task", "ranking"), "no task 'ranking'"),
+        (GOOD, ("--model", "forest"), "no model 'forest'"),
+        (GOOD, ("--model", "hmm"), "does not do regression"),
+        (GOOD, ("--recipe", "adem"), "knows the recipes"),
+        (GOOD, ("--param", "depth=3"), "no setting 'depth'"),
+        (GOOD, ("--param", "depth"), "takes name=value"),
+        (GOOD, ("--test-size", "1.5"), "between 0 and 1"),
+        (GOOD, ("--seed", "-1"), "not negative"),
+        (GOOD, ("--config", "none.yaml"), "There is no file none.yaml"),
+        ("name,y\n" + "".join(f"row {i},{i % 2}\n" for i in range(10_000)), (), "No column is left"),
+    ],
+)
+def test_wrong_input(tmp_path, content, arguments, said):
+    path = tmp_path / "data.csv"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = set(tmp_path.iterdir())
+    result = fit(tmp_path, path, *arguments)
+    assert result.exit_code == 2, result.output
+    assert said in result.stderr
+    assert result.stderr.strip().count("\n") == 0
+    assert "Traceback" not in result.output
+    assert set(tmp_path.iterdir()) == before
+
+
+def test_a_place_that_is_taken(tmp_path):
+    (tmp_path / "data.csv").write_text(GOOD)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "thesis.txt").write_text("precious")
+    result = fit(tmp_path, tmp_path / "data.csv")
+    assert result.exit_code == 2
+    assert "is not a run" in result.stderr
+    assert (tmp_path / "run" / "thesis.txt").read_text() == "precious"
+
+
+def test_debug_shows_where(tmp_path):
+    result = fit(tmp_path, tmp_path / "none.csv", "--debug")
+    assert isinstance(result.exception, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("targett: y", "'targett'"), ("- 1", "list of options"), ("a: [", "is not YAML")]
+)
+def test_a_wrong_configuration(tmp_path, text, said):
+    (tmp_path / "run.yaml").write_text(text)
+    result = fit(tmp_path, tmp_path / "data.csv", "--config", tmp_path / "run.yaml")
+    assert result.exit_code == 2
+    assert said in result.stderr
+
+
+def test_runs_that_are_not_there_or_not_ours(tmp_path):
+    invoke = lambda *a: CliRunner().invoke(app, [*map(str, a)])
+    assert "is not a run" in invoke("predict", tmp_path / "run", "new.csv").stderr
+    assert "no run to go on with" in invoke("fit", "--resume", "--out", tmp_path / "run").stderr
+    folder = tmp_path / "other"
+    folder.mkdir()
+    (folder / "run.json").write_text(
+        json.dumps({"kind": "bayesrule run", "format": 99, "versions": {"bayesrule": "9"}})
+    )
+    result = invoke("predict", folder, "new.csv")
+    assert result.exit_code == 2
+    assert "format 99" in result.stderr
+    assert "bayesrule 9" in result.stderr
+    (folder / "run.json").write_text("{")
+    assert "damaged" in invoke("predict", folder, "new.csv").stderr
+
+
+def test_gzip_that_was_cut(tmp_path):
+    path = tmp_path / "data.csv.gz"
+    path.write_bytes(gzip.compress(GOOD.encode())[:-20])
+    result = fit(tmp_path, path)
+    assert result.exit_code == 2
+    assert "damaged" in result.stderr
+
+
+def test_help_version_and_names():
+    invoke = lambda *a: CliRunner().invoke(app, [*a])
+    shown = invoke("--help").output
+    assert all(command in shown for command in ("fit", "predict", "table", "gallery", "datasets", "Exit codes"))
+    assert "Examples" in invoke("fit", "--help").output
+    assert invoke("--version").output.startswith("bayesrule ")
+    assert "breast_cancer" in invoke("datasets").output
+    assert "--install-completion" in shown

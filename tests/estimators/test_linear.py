@@ -1,0 +1,171 @@
+"""Linear models: scikit-learn's conventions, and its answers where it has them."""
+
+import pickle
+
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal
+from sklearn.base import clone
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.linear_model import BayesianRidge, PoissonRegressor
+from sklearn.linear_model import LogisticRegression as MaximumPosterior
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import bayesrule as blr
+from bayesrule.estimators import LogisticRegression, PoissonRegression, RidgeRegression
+
+
+@parametrize_with_checks([RidgeRegression(), LogisticRegression(recipe="laplace"), PoissonRegression(recipe="laplace")])
+def test_conventions(estimator, check):
+    check(estimator)
+
+
+def standardized(load):
+    X, y = load(return_X_y=True)
+    return StandardScaler().fit_transform(X), y
+
+
+def test_ridge_is_the_evidence_of_the_marginal_gaussian():
+    X, y = standardized(load_diabetes)
+    X, y = X[:60, :4], y[:60] - y[:60].mean()
+    model = RidgeRegression(fit_intercept=False).fit(X, y)
+
+    def evidence(strength, noise):
+        return multivariate_normal(np.zeros(60), X @ X.T / strength + noise * np.eye(60)).logpdf(y)
+
+    best = evidence(model.prior_precision_, model.noise_)
+    assert model.log_evidence_ == pytest.approx(best, rel=1e-10)
+    for factor in (0.9, 1.1):  # it is a maximum
+        assert evidence(factor * model.prior_precision_, model.noise_) < best
+        assert evidence(model.prior_precision_, factor * model.noise_) < best
+    system = X.T @ X / model.noise_ + model.prior_precision_ * np.eye(4)
+    np.testing.assert_allclose(model.coef_, np.linalg.solve(system, X.T @ y / model.noise_), rtol=1e-9)
+    np.testing.assert_allclose(model.posterior_.precision, system, rtol=1e-9, atol=1e-12)
+
+
+def test_ridge_agrees_with_scikit_learns():
+    X, y = load_diabetes(return_X_y=True)
+    ours, theirs = RidgeRegression().fit(X, y), BayesianRidge(tol=1e-10, max_iter=2000).fit(X, y)
+    # It centres y first, so that its noise has one degree of freedom less to explain: 1/N of it.
+    assert ours.noise_ == pytest.approx(1 / theirs.alpha_, rel=2 / len(y))
+    assert ours.prior_precision_ == pytest.approx(theirs.lambda_, rel=1e-2)
+    mean, std = ours.predict(X, return_std=True)
+    theirs_mean, theirs_std = theirs.predict(X, return_std=True)
+    np.testing.assert_allclose(mean, theirs_mean, rtol=1e-3)
+    np.testing.assert_allclose(std, theirs_std, rtol=5e-3)
+
+
+def test_ridge_streams():
+    X, y = load_diabetes(return_X_y=True)
+    whole, parts = RidgeRegression().fit(X, y), RidgeRegression()
+    for rows in np.array_split(np.arange(len(y)), 4):
+        parts.partial_fit(X[rows], y[rows])
+    np.testing.assert_allclose(parts.coef_, whole.coef_, rtol=1e-5)
+    assert parts.log_evidence_ == pytest.approx(whole.log_evidence_, rel=1e-10)
+
+
+@pytest.mark.parametrize("given", [{"prior_precision": 2.0}, {"noise": 0.5}, {"prior_precision": 2.0, "noise": 0.5}])
+def test_ridge_takes_what_is_given(given):
+    X, y = standardized(load_diabetes)
+    model = RidgeRegression(**given).fit(X, y / y.std())
+    assert {name: pytest.approx(getattr(model, f"{name}_"), rel=1e-9) for name in given} == given
+
+
+def test_logistic_is_the_posterior_mode_of_scikit_learns():
+    for load in (load_breast_cancer, load_iris):
+        X, y = standardized(load)
+        theirs = MaximumPosterior(C=1 / 2.0, tol=1e-10, max_iter=10_000).fit(X, y)
+        ours = LogisticRegression(recipe="laplace", prior_precision=2.0).fit(X, y)
+        if load is load_breast_cancer:
+            np.testing.assert_allclose(ours.coef_, theirs.coef_[0], rtol=1e-4, atol=1e-5)
+            continue
+        columns = blr_contrasts(3)  # its three scores sum to zero, as ours
+        np.testing.assert_allclose(columns @ ours.coef_, theirs.coef_, rtol=1e-4, atol=1e-4)
+        scores = columns @ ours.intercept_
+        np.testing.assert_allclose(scores, theirs.intercept_ - theirs.intercept_.mean(), atol=1e-4)
+
+
+def blr_contrasts(classes):
+    from bayesrule.models.regression import contrasts
+
+    return contrasts(classes)
+
+
+def test_poisson_is_the_posterior_mode_of_scikit_learns():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(300, 3))
+    y = rng.poisson(np.exp(0.5 + X @ [0.5, -0.3, 0.0]))
+    theirs = PoissonRegressor(alpha=2.0 / len(y), tol=1e-10, max_iter=1000).fit(X, y)
+    ours = PoissonRegression(recipe="laplace", prior_precision=2.0).fit(X, y)
+    np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5)
+    assert float(ours.intercept_) == pytest.approx(theirs.intercept_, rel=1e-5)
+    mean, std = ours.predict(X, return_std=True)
+    assert np.all(std > np.sqrt(mean))  # more than the counts' own spread
+    draws = ours.sample_predictive(X[:3], 20_000, random_state=1)
+    np.testing.assert_allclose(draws.mean(0), mean[:3], rtol=0.03)
+    np.testing.assert_allclose(draws.std(0), std[:3], rtol=0.03)
+
+
+def test_the_strength_is_a_maximum_of_the_bound():
+    X, y = standardized(load_breast_cancer)
+    X = X[:, :6]
+    model = LogisticRegression().fit(X, y)
+    others = [LogisticRegression(prior_precision=factor * model.prior_precision_).fit(X, y) for factor in (0.8, 1.25)]
+    assert all(other.bound_ < model.bound_ for other in others)
+
+
+def test_probabilities_are_averages_over_the_posterior():
+    X, y = standardized(load_iris)
+    for rows in (y < 2, y < 3):
+        model = LogisticRegression(recipe="laplace").fit(X[rows], y[rows])
+        draws = model.sample_predictive(X[rows][45:55], 20_000, random_state=0)
+        shares = np.stack([(draws == label).mean(0) for label in model.classes_], axis=1)
+        np.testing.assert_allclose(model.predict_proba(X[rows][45:55]), shares, atol=0.015)
+
+
+def test_a_recipe_is_a_name_or_a_rule():
+    X, y = standardized(load_breast_cancer)
+    X = X[:, [1, 4, 8]]  # which have little to do with each other, as a diagonal posterior would have it
+    same = [LogisticRegression(recipe=recipe, prior_precision=1.0).fit(X, y) for recipe in ("laplace", blr.laplace())]
+    np.testing.assert_allclose(same[0].coef_, same[1].coef_, rtol=1e-6)
+    diagonal = LogisticRegression(recipe=blr.vogn(0.3), prior_precision=1.0, max_iter=300, random_state=0).fit(X, y)
+    assert isinstance(diagonal.posterior_, blr.DiagonalGaussian)
+    np.testing.assert_allclose(diagonal.coef_, same[0].coef_, atol=0.2)
+    with pytest.raises(ValueError, match="knows the recipes"):
+        LogisticRegression(recipe="adem").fit(X, y)
+
+
+def test_streaming_is_close_to_all_at_once():
+    X, y = standardized(load_breast_cancer)
+    X = X[:, :4]
+    whole = LogisticRegression(prior_precision=1.0).fit(X, y)
+    parts = LogisticRegression(prior_precision=1.0)
+    for rows in np.array_split(np.arange(len(y)), 3):
+        parts.partial_fit(X[rows], y[rows], classes=[0, 1])
+    assert parts.bound_ == pytest.approx(whole.bound_, abs=1.0)
+    np.testing.assert_allclose(parts.coef_, whole.coef_, atol=0.4)
+
+
+def test_class_weights_are_sample_weights():
+    X, y = standardized(load_breast_cancer)
+    X = X[:, :4]
+    balanced = LogisticRegression(recipe="laplace", class_weight="balanced").fit(X, y)
+    counts = len(y) / (2 * np.bincount(y))
+    weighted = LogisticRegression(recipe="laplace").fit(X, y, sample_weight=counts[y])
+    np.testing.assert_allclose(balanced.coef_, weighted.coef_, rtol=1e-9)
+
+
+def test_they_sit_in_pipelines_and_searches():
+    pandas = pytest.importorskip("pandas")
+    X, y = load_iris(return_X_y=True)
+    frame = pandas.DataFrame(X, columns=["a", "b", "c", "d"])
+    pipeline = make_pipeline(StandardScaler(), LogisticRegression(recipe="laplace", prior_precision=1.0))
+    assert cross_val_score(pipeline, frame, y, cv=3).mean() > 0.9
+    search = GridSearchCV(pipeline, {"logisticregression__prior_precision": [0.1, 1.0]}, cv=2).fit(frame, y)
+    copied = pickle.loads(pickle.dumps(search.best_estimator_))
+    np.testing.assert_array_equal(copied.predict_proba(frame), search.predict_proba(frame))
+    model = clone(RidgeRegression()).fit(frame, y)
+    assert model.feature_names_in_.tolist() == ["a", "b", "c", "d"]
