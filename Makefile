@@ -9,8 +9,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/core.stamp
-	@$(BIN)/bayesrule table
-	@$(BIN)/python examples/first_look.py
+	@$(BIN)/bayesrule fit breast_cancer --out run
 
 # Compiled programs are kept between runs, since compiling is most of what the suite does.
 test: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
