@@ -1,0 +1,215 @@
+"""Runs: cut anywhere they end as if uncut; saved and loaded they predict the same; strangers' files run no code."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import bayesrule as blr
+from bayesrule.cli import app
+from bayesrule.data.tables import Column, InputError, Table
+from bayesrule.runs import store, watching
+from bayesrule.runs.training import split, train
+
+
+def table(rows=160):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(rows, 3))
+    city = rng.integers(0, 3, rows)
+    score = x @ [1.0, -1.0, 0.0] + (city == 1) + 0.5 * rng.normal(size=rows)
+    x[rng.random((rows, 3)) < 0.05] = np.nan
+    columns = {name: Column(name, numbers=x[:, place]) for place, name in enumerate("abc")}
+    columns["city"] = Column.of_text("city", np.array(["Bern", "Rome", None])[city].tolist())
+    columns["score"] = Column("score", numbers=score)
+    columns["good"] = Column.of_text("good", np.where(score > 0, "yes", "no").tolist())
+    columns["visits"] = Column("visits", numbers=rng.poisson(np.exp(0.3 * np.nan_to_num(score))).astype(float))
+    return Table(columns, "synthetic")
+
+
+def asked(target, *leave, **options):
+    kept = {name: column for name, column in table().columns.items() if name not in leave}
+    return Table(kept, "synthetic"), {"target": target, "test_size": 0.25, "seed": 1, "params": {}, **options}
+
+
+STOCHASTIC = {"recipe": "vogn", "params": {"batch_size": 20, "max_iter": 40, "prior_precision": 1.0}}
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_run_that_was_cut_ends_as_if_uncut(tmp_path, monkeypatch):
+    monkeypatch.setattr(watching, "_SAVED_EVERY", -1.0)
+    data, config = asked("good", "score", "visits", **STOCHASTIC)
+    whole = train(data, config)
+    looks = []
+
+    def killed(look):
+        looks.append(look)
+        if len(looks) in (2, 4):
+            raise Killed
+
+    for _ in range(2):
+        with pytest.raises(Killed):
+            train(data, config, folder=tmp_path, show=killed)
+    cut = train(data, config, folder=tmp_path, show=looks.append)
+    assert looks[2].step > looks[1].step  # it went on, and did not begin again
+    assert cut.metrics == whole.metrics
+    np.testing.assert_array_equal(cut.trace["objective"], whole.trace["objective"])
+    np.testing.assert_array_equal(cut.test["probabilities"], whole.test["probabilities"])
+    jax.tree.map(np.testing.assert_array_equal, cut.estimator.posterior_, whole.estimator.posterior_)
+
+
+@pytest.mark.parametrize(
+    ("target", "leave", "task"),
+    [
+        ("score", ("good", "visits"), "regression"),
+        ("good", ("score", "visits"), "binary"),
+        ("visits", ("good", "score"), "counts"),
+    ],
+)
+def test_a_saved_run_predicts_the_same(tmp_path, target, leave, task):
+    data, config = asked(target, *leave, **({"recipe": "laplace"} if task != "regression" else {}))
+    run = train(data, config)
+    assert run.config["task"] == task
+    assert run.metrics["model"]["nll"] < run.metrics["baseline"]["nll"]
+    assert {len(values) for values in run.test.values()} == {40}
+    assert len(run.influence["influence"]) == 120
+    store.save(run, tmp_path / "run")
+    loaded = blr.load(tmp_path / "run")
+    before, after = run.predict(data), loaded.predict(data)
+    assert list(before) == list(after)
+    for name in before:
+        np.testing.assert_array_equal(before[name], after[name])
+    assert loaded.metrics == json.loads(json.dumps(run.metrics))
+    np.testing.assert_array_equal(loaded.test["row"], run.test["row"])
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({name: column.labels() for name, column in data.columns.items() if name != target})
+    frame[["a", "b", "c"]] = frame[["a", "b", "c"]].apply(pandas.to_numeric)
+    from_frame = loaded.predict(frame)
+    assert list(from_frame) == list(before)
+    with pytest.raises(InputError, match="has no column 'b'"):
+        loaded.predict(frame[["a"]])
+
+
+def test_a_sequence_is_forecast(tmp_path):
+    result = CliRunner().invoke(
+        app,
+        ["fit", "nile", "--model", "state-space", "-p", "n_states=1", "-p", "max_iter=30", "-o", f"{tmp_path / 'run'}"],
+    )
+    assert result.exit_code == 0, result.output
+    run = blr.load(tmp_path / "run")
+    ahead = run.predict(steps=5)
+    assert ahead["time"].tolist() == [1971, 1972, 1973, 1974, 1975]
+    assert np.all(np.diff(ahead["std"]) >= 0)
+    assert run.metrics["model"]["coverage90"] >= 0.7
+    shown = CliRunner().invoke(app, ["predict", str(tmp_path / "run"), "--steps", "3"])
+    assert shown.output.splitlines()[0] == "time,prediction,std,low,high"
+    assert len(shown.output.splitlines()) == 4
+
+
+def test_a_fit_from_a_file(tmp_path):
+    rows = table()
+    names = [name for name in rows.columns if name not in ("good", "visits")]
+    lines = zip(*(rows.columns[name].labels() for name in names), strict=True)
+    text = ",".join(names) + "\n" + "".join(",".join(line) + "\n" for line in lines)
+    (tmp_path / "data.csv").write_text(text)
+    (tmp_path / "run.yaml").write_text("target: score\nseed: 3\nparams: {noise: 0.25}\n")
+    place = tmp_path / "run"
+    arguments = ["fit", f"{tmp_path / 'data.csv'}", "--config", f"{tmp_path / 'run.yaml'}", "-o", str(place), "--quiet"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+    assert result.stdout.strip() == str(place / "report.html")
+    assert {path.name for path in tmp_path.iterdir()} == {"data.csv", "run.yaml", "run"}
+    kept = {
+        "report.html",
+        "posterior.npz",
+        "preprocessing.json",
+        "filling.npz",
+        "run.json",
+        "metrics.json",
+        "results.npz",
+    }
+    assert {path.name for path in place.iterdir()} == kept
+    run = blr.load(place)
+    assert run.estimator.noise_ == pytest.approx(0.25)
+    assert run.config["seed"] == 3
+    out = tmp_path / "predictions.csv"
+    assert CliRunner().invoke(app, ["predict", str(place), f"{tmp_path / 'data.csv'}", "-o", str(out)]).exit_code == 0
+    assert len(out.read_text().splitlines()) == 161
+    again = CliRunner().invoke(app, ["fit", "--resume", "-o", str(place)])
+    assert again.exit_code == 0
+    assert "is finished" in again.output
+
+
+def test_a_run_names_nothing_but_its_own(tmp_path):
+    data, config = asked("score", "good", "visits")
+    store.save(train(data, config), tmp_path / "run")
+    path = tmp_path / "run" / "run.json"
+    said = json.loads(path.read_text())
+    for name in ("os.system", "Estimator", "__getattr__"):
+        path.write_text(json.dumps(said | {"config": said["config"] | {"estimator": name}}))
+        with pytest.raises(InputError, match="does not exist"):
+            blr.load(tmp_path / "run")
+    path.write_text(json.dumps(said))
+    from bayesrule.saving import write
+
+    write(tmp_path / "run" / "posterior.npz", {"__class__": 1.0})
+    with pytest.raises(InputError, match="damaged"):
+        blr.load(tmp_path / "run")
+
+
+def test_rows_are_held_out_by_class():
+    labels = np.repeat([0, 1, 2], [100, 50, 10])
+    train_rows, test_rows = split(160, {"test_size": 0.2, "seed": 0}, labels)
+    assert np.bincount(labels[test_rows]).tolist() == [20, 10, 2]
+    assert sorted([*train_rows, *test_rows]) == list(range(160))
+
+
+def test_the_help_is_quick_and_needs_no_jax():
+    program = (
+        "import sys; from typer.testing import CliRunner; from bayesrule.cli import app;"
+        "CliRunner().invoke(app, ['fit', '--help']);"
+        "print([m for m in ('jax', 'numpy', 'pyarrow', 'sklearn', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.extended
+def test_killed_ten_times(tmp_path):
+    """SIGKILL at ten moments of a fit; what --resume makes of it equals the run that nobody disturbed."""
+    options = ["breast_cancer", "--recipe", "vogn", "--quiet"]
+    options += ["-p", "batch_size=20", "-p", "max_iter=4000", "-p", "prior_precision=1.0"]
+    command = [sys.executable, "-m", "bayesrule", "fit"]
+    began = time.perf_counter()
+    subprocess.run([*command, *options, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
+    whole = time.perf_counter() - began
+    rng, kills = np.random.default_rng(int(os.environ.get("KILL_SEED", "0"))), 0
+    first = True
+    while kills < 10:
+        started = subprocess.Popen(
+            [*command, *([*options] if first else [options[0], "--resume"]), "--out", str(tmp_path / "cut")],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            started.wait(rng.uniform(0.1, 0.7) * whole)
+            break
+        except subprocess.TimeoutExpired:
+            started.send_signal(signal.SIGKILL)
+            started.wait()
+            kills += 1
+            first = first and not (tmp_path / "cut.partial" / "asked.json").exists()
+    subprocess.run([*command, *([*options] if first else ["--resume"]), "--out", str(tmp_path / "cut")], check=True)
+    runs = [blr.load(tmp_path / name) for name in ("whole", "cut")]
+    assert runs[0].metrics == runs[1].metrics
+    jax.tree.map(np.testing.assert_array_equal, *(run.estimator.posterior_ for run in runs))
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", "cut"}
