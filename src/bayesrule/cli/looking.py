@@ -117,6 +117,9 @@ def gallery(
 
     console, count = Console(highlight=False), len(entries())
     with console.status("drawing …") as status:
-        for place, each in enumerate(drawing(out), start=1):
-            status.update(f"{place} of {count} drawn, the last one {each.entry.name}")
+        try:
+            for place, each in enumerate(drawing(out), start=1):
+                status.update(f"{place} of {count} drawn, the last one {each.entry.name}")
+        except OSError as error:
+            raise typer.BadParameter(f"{out} cannot be written to: {error}.") from error
     console.print(f"{count} pictures are in {out}: open {out / 'index.html'}", soft_wrap=True)

@@ -86,20 +86,20 @@ def drawn(entry: Entry) -> Drawn:
 
 
 def gallery(out: Path, chosen: list[Entry] | None = None) -> Iterator[Drawn]:
-    """Draw everything, yield each picture when it is done, and write all of them and the page in the end.
+    """Draw everything, yield each picture when it is done, and in the end put all of them and the page into the folder.
 
-    Until then the folder is as it was. Other files in it stay; a file is replaced whole or not at all.
+    Until then they are in a folder of their own inside of it, so that one that cannot be written to is known at once.
+    Other files stay; a file is replaced whole or not at all, and the page last, when all that it shows is there.
     """
     done = []
-    for entry in entries() if chosen is None else chosen:
-        done.append(drawn(entry))
-        yield done[-1]
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out, prefix=".drawing-") as beside:
-        files = {f"{each.entry.name}.svg": each.svg for each in done} | {"index.html": page(done).encode()}
-        for name, content in files.items():  # the page comes last, when all that it shows is there
-            (Path(beside) / name).write_bytes(content)
-        for name in files:
+        for entry in entries() if chosen is None else chosen:
+            done.append(drawn(entry))
+            (Path(beside) / f"{entry.name}.svg").write_bytes(done[-1].svg)
+            yield done[-1]
+        (Path(beside) / "index.html").write_text(page(done), encoding="utf-8")
+        for name in [*(f"{each.entry.name}.svg" for each in done), "index.html"]:
             (Path(beside) / name).replace(out / name)
 
 
