@@ -393,6 +393,7 @@ def test_nothing_overflows_and_nothing_complains(name, width, tmp_path):
     if name == "hostile":
         run.config["target"], run.classes = HOSTILE.replace(" ", ""), [HOSTILE.replace(" ", "")] * 2
         run.weights["name"] = [HOSTILE.replace(" ", "")] * 30
+        run.metrics["train"] = run.metrics["model"]
     (tmp_path / "page.html").write_text(page(run), encoding="utf-8")
     (tmp_path / "frame.html").write_text(FRAME.format(page="page.html", width=width), encoding="utf-8")
     options = (
@@ -407,4 +408,5 @@ def test_nothing_overflows_and_nothing_complains(name, width, tmp_path):
     assert found, done.stderr
     assert int(found[1]) == width
     assert int(found[2]) <= width, found[3]
+    assert not found[3]
     assert "CONSOLE" not in done.stderr

@@ -191,6 +191,8 @@ def settled(y: np.ndarray, least: float = 0.0) -> tuple[float, float]:
     height = max(2 * (top - bottom), least)
     if len(y) >= 10 and high - low > max(8 * (top - bottom), least):
         low, high = max(low, min(bottom, top - height)), min(high, max(top, bottom + height))
+    if high - low < least / 10:  # what does not change should not look as if it did
+        low, high = (low + high - least / 10) / 2, (low + high + least / 10) / 2
     return limits([low, high])
 
 

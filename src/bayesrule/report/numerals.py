@@ -45,10 +45,20 @@ def with_spread(mean: float, spread: float) -> tuple[str, str]:
     >>> with_spread(-0.98765, 0.5712), with_spread(1234.5, 321.0), with_spread(1.0, 0.0)
     (('−0.99', '0.57'), ('1,234', '321'), ('1', '0'))
     """
-    if not (math.isfinite(mean) and 1e-4 <= spread < 1e9 and abs(mean) < 1e9):
-        return number(mean), number(spread, 2)
+    return worth_saying(mean, spread), worth_saying(spread, spread) if spread >= 1e-4 else number(spread, 2)
+
+
+def worth_saying(value: float, spread: float) -> str:
+    """A number to as many decimals as matter where things vary by `spread`.
+
+    >>> worth_saying(3.3921, 57.0), worth_saying(3.3921, 0.57), worth_saying(0.0001, 0.04)
+    ('3', '3.39', '0.000')
+    """
+    if not (math.isfinite(value) and 1e-4 <= spread < 1e9 and abs(value) < 1e9):
+        return number(value)
     decimals = max(0, 1 - math.floor(math.log10(spread)))
-    return _signed(f"{mean:,.{decimals}f}"), f"{spread:,.{decimals}f}"
+    text = f"{value:,.{decimals}f}"
+    return _signed(text if text.strip("-0.") else text.lstrip("-"))
 
 
 def percent(value: Any) -> str:

@@ -17,7 +17,7 @@ QUESTIONS = {
 }
 _LINE = re.compile(r"^ +(\w+) {2,}(\S.*)$")
 _LABEL = re.compile(r"(\((?:eq|app|tab|fig|sec):\w+\))")
-_INDEX = re.compile(r"(_(?:\{[^}]*\}|\w))")
+_INDEX = re.compile(r"(_(?:\{[^}]*\}|\w(?!\w)))")  # not in cosine_decay_schedule
 _RULE = joined("λ ← λ − ρ ∇", tag("sub", "μ"), " [ E", tag("sub", "q"), " ℓ̄(θ) − H(q) ]")
 
 

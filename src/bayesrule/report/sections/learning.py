@@ -16,7 +16,7 @@ NATS = 10.0  # a picture of less than so many would show differences that do not
 FACTS = {
     "bound": "Bound on the log evidence, nats",
     "log_evidence": "Log evidence, nats",
-    "prior_precision": "Prior precision, learnt",
+    "prior_precision": "Prior precision",
     "noise": "Noise",
     "steps": "Steps",
     "reason": "Ended because",
@@ -61,11 +61,11 @@ def _heldout(run: Run) -> Markup | None:
     values = np.asarray(run.trace.get("heldout_nll", ()), float).ravel()
     steps = np.asarray(run.trace.get("heldout_step", np.arange(values.size)), float).ravel()
     keep = np.isfinite(values) & np.isfinite(steps) if values.size == steps.size else np.zeros(0, bool)
-    if keep.sum() < 2:
+    if keep.sum() < 3:
         return None
     title = "Held-out NLL, step by step"
     words = "The surprise at held-out rows on the way, in nats per row; lower is better. Nothing was chosen by it."
-    drawn = charts.curve(steps[keep], values[keep], "held-out NLL, nats", title)
+    drawn = charts.curve(steps[keep], values[keep], "held-out NLL, nats", title, least=0.2)
     return figure(drawn.chart, words + _outside(drawn))
 
 
@@ -78,6 +78,8 @@ def _fact(name: str, value: Any) -> Markup:
 
 
 def _said(name: str, value: Any) -> Markup | str:
+    if name == "reason" and value == "steps":
+        return "its steps were used up"
     if isinstance(value, bool | str):
         return named(value, 120)
     array = np.asarray(value)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...runs.run import Run
 from ..markup import Markup, cleaned, joined, named, tag
-from ..numerals import count, number, round_number, several
+from ..numerals import count, number, round_number, several, with_spread
 from .layout import table
 
 COLUMNS = 40
@@ -51,8 +51,9 @@ def _columns(columns: list[dict[str, Any]], target: dict[str, Any] | None) -> Ma
         columns, key=lambda each: not (each.get("note") or each.get("missing") or not each.get("used", True))
     )
     shown = columns if len(columns) <= COLUMNS else remarked[:COLUMNS]
-    lines = [_column(target, "target")] if target else []
-    lines += [_column(each, "" if each.get("used", True) else "not used") for each in shown]
+    lines = [_column(target)] if target else []
+    lines = [[joined(tag("b", line[0]), " (target)"), *line[1:]] for line in lines]
+    lines += [_column(each) for each in shown]
     words = None
     if len(shown) < len(columns):
         words = tag(
@@ -68,9 +69,10 @@ def _columns(columns: list[dict[str, Any]], target: dict[str, Any] | None) -> Ma
     return joined(table([heads[place] for place in there], kept, numbers=numbers, look="columns"), words)
 
 
-def _column(each: dict[str, Any], role: str) -> list[Any]:
-    remark = "; ".join(cleaned(part) for part in (role, each.get("note")) if part)
-    name = tag("b", named(each.get("name", ""), 60)) if role == "target" else named(each.get("name", ""), 60)
+def _column(each: dict[str, Any]) -> list[Any]:
+    unused = "" if each.get("used", True) else "not used"
+    remark = "; ".join(cleaned(part) for part in (unused, each.get("note")) if part)
+    name = named(each.get("name", ""), 60)
     missing = each.get("missing") or 0
     return [name, each.get("kind", ""), _values(each), count(missing) if missing else "–", remark]
 
@@ -78,9 +80,11 @@ def _column(each: dict[str, Any], role: str) -> list[Any]:
 def _values(each: dict[str, Any]) -> Any:
     """A number's mean and range, or a category's most frequent levels."""
     if each.get("mean") is not None:
-        spread = f" ± {number(each.get('std'))}" if each.get("std") is not None else ""
+        mean, spread = number(each["mean"]), ""
+        if each.get("std") is not None:
+            mean, spread = with_spread(float(each["mean"]), float(each["std"]))
         span = f", {number(each.get('min'))} to {number(each.get('max'))}" if each.get("min") is not None else ""
-        return f"{number(each['mean'])}{spread}{span}"
+        return f"{mean}{' ± ' if spread else ''}{spread}{span}"
     top: list[Any] = list(each.get("top") or ())[:3]
     said: list[Any] = [joined(named(level, 24), f" ({count(amount)})") for level, amount in top]
     parts = [joined(", " if place else "", part) for place, part in enumerate(said)]

@@ -9,7 +9,7 @@ import numpy as np
 from ...runs.run import Run
 from ..heldout import classified, measured, task
 from ..markup import Markup, joined, named, tag
-from ..numerals import count, number, percent
+from ..numerals import count, number, percent, worth_saying
 from .layout import table
 
 SHOWN = 8
@@ -42,9 +42,11 @@ def _uncertain(run: Run) -> Markup | None:
         title, words = "Most surprising", "Held-out values that are furthest off, in units of their standard deviation."
         badness = np.abs(numbers.y - numbers.mean) / np.where(numbers.std > 0, numbers.std, np.nan)
     for place in np.argsort(-np.nan_to_num(badness, nan=-1, posinf=np.inf), kind="stable")[:SHOWN]:
-        within = f"{number(numbers.low[place])} to {number(numbers.high[place])}"
+        spread, ends = float(numbers.std[place]), (numbers.mean, numbers.low, numbers.high)
+        mean, low, high = (worth_saying(float(part[place]), spread) for part in ends)
+        within = f"{low} to {high}"
         interval = within if numbers.covered[place] else tag("span", within, " (missed)", class_="warn")
-        lines.append([str(numbers.row[place]), number(numbers.y[place], 4), number(numbers.mean[place], 4), interval])
+        lines.append([str(numbers.row[place]), number(numbers.y[place], 4), mean, interval])
     return _part(title, words, table([*heads, "90 % interval"], lines, numbers=(0, 1, 2, 3)))
 
 

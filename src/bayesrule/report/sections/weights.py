@@ -55,7 +55,7 @@ def _forest(names: list[str], mean: np.ndarray, std: np.ndarray) -> Markup | Non
     left, right = min(float(low[best].min()), 0.0), max(float(high[best].max()), 0.0)
     room = 0.03 * (right - left) or 1.0
     span = (left - room, right + room)
-    scale = [tag("span", label, style=f"left:{_place(at, span):.2f}%") for at, label in ticks(*span, 4)]
+    scale = [tag("span", label, style=f"left:{_place(at, span):.2f}%") for at, label in ticks(*span, 3)]
     head = tag(
         "tr",
         tag("th", "Coefficient", scope="col"),
