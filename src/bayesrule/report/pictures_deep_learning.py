@@ -145,7 +145,7 @@ def _margin(w: Float[Array, "6"], example: tuple) -> Float[Array, ""]:
 
 def straight_through() -> Picture:
     """Six binary weights of a classifier. Above, the latent λ whose signs they are: gradients are taken at the signs
-    and added to λ as they are, and a dot is a flip. Below, the mean loss at the signs, which changes at flips only."""
+    and taken off λ as they are; a dot is a flip. Below, the mean loss at the signs, which changes at flips only."""
     data, start = _signed(), np.array([-0.5, 0.3, -0.8, 0.6, -0.2, 0.35])
     rule, objective = recipes.straight_through(0.04), Objective(_margin, size=80)
     batches = _batches(data, 8, 130)
