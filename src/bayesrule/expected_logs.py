@@ -118,12 +118,14 @@ def bilinear(views: dict[str, Seen], known: dict[str, Array], y: Array) -> Array
     if vw.ndim == w.ndim:
         vw = vw[..., None] * jnp.eye(w.shape[-1], dtype=w.dtype)
     log, scale = scales("precision", views, known)
-    if isinstance(getattr(left.q, "of", left.q), SharedGaussian) and scale.ndim < 2:
+    center, blur = moments("mean", views, known)
+    y = y - center
+    if isinstance(getattr(left.q, "of", left.q), SharedGaussian) and scale.ndim < 2 and "mean" not in views:
         return bilinear_whole(x, left.expectation[1], vx[0], w, vw, y, log, scale)
     size = x.shape[-1] ** 2
     outer = lambda m: (m[..., :, None] * m[..., None, :]).reshape(-1, size)
     vx, vw = vx.reshape(-1, size), vw.reshape(-1, size)
-    doubt = (outer(x) @ vw.T + vx @ (vw + outer(w)).T).reshape(y.shape)
+    doubt = (outer(x) @ vw.T + vx @ (vw + outer(w)).T).reshape(y.shape) + blur
     return 0.5 * (log - _LOG_2PI - scale * ((y - x @ w.T) ** 2 + doubt))
 
 
@@ -235,16 +237,22 @@ def boltzmann(couplings: Array, fields: Array, mean: Array) -> Array:
     return 0.5 * mean @ couplings @ mean + fields @ mean
 
 
-def dynamics(views: dict[str, Seen], known: dict[str, Array]) -> Array:
+def dynamics(views: dict[str, Seen], known: dict[str, Array], lengths: Array | None = None) -> Array:
     r"""Σ_t E log N(x_{t+1} | Ax_t, diag 1/λ), a term for each chain and state, from sums of μ over the steps."""
     _, square, crossed = views["states"].expectation
-    ahead = jnp.sum(jnp.diagonal(square[..., 1:, :, :], axis1=-2, axis2=-1), axis=-2)
-    total, both = jnp.sum(square[..., :-1, :, :], axis=-3), jnp.sum(crossed, axis=-3)
+    steps, filling = crossed.shape[-3], jnp.zeros(())
+    ahead, before = jnp.diagonal(square[..., 1:, :, :], axis1=-2, axis2=-1), square[..., :-1, :, :]
+    if lengths is not None:
+        led = (jnp.arange(1, steps + 1) < lengths[:, None])[..., None].astype(ahead.dtype)
+        filling = -0.5 * jnp.sum((1 - led) * (_LOG_2PI + ahead), axis=-2)
+        ahead, before, crossed = led * ahead, led[..., None] * before, led[..., None] * crossed
+        steps = jnp.sum(led, axis=-2)
+    ahead, total, both = jnp.sum(ahead, axis=-2), jnp.sum(before, axis=-3), jnp.sum(crossed, axis=-3)
     rows, spread = _transition(views, known, square.shape[-1])
     log, scale = scales("precision", views, known)
     second = spread + rows[:, :, None] * rows[:, None, :]
     misses = ahead - 2 * jnp.sum(both * rows, axis=-1) + jnp.einsum("ijk,...jk->...i", second, total)
-    return 0.5 * (crossed.shape[-3] * (log - _LOG_2PI) - scale * misses)
+    return 0.5 * (steps * (log - _LOG_2PI) - scale * misses) + filling
 
 
 def _transition(views: dict[str, Seen], known: dict[str, Array], size: int) -> tuple[Array, Array]:

@@ -97,13 +97,13 @@ def linear(observed: str, predictors: Mapping[str, str | None], *, precision: Gi
     )
 
 
-def bilinear(observed: str, left: str, right: str, *, precision: Given = 1.0) -> Factor:
-    """y_nd ~ N(w_d·x_n, 1/precision) with both unknown: `left` has a row for each n, `right` for each d (PCA).
+def bilinear(observed: str, left: str, right: str, *, mean: Given = 0.0, precision: Given = 1.0) -> Factor:
+    """y_nd ~ N(mean + w_d·x_n, 1/precision), both unknown: `left` has a row for each n, `right` for each d (PCA).
 
     A `SharedGaussian` as `left` is fastest, and exact where all of y is observed, which it asks for. With the states of
     chains as `left`, a `BandedGaussian`, y is (…, T, M).
     """
-    names, known = _named(left=left, right=right, precision=precision)
+    names, known = _named(left=left, right=right, mean=mean, precision=precision)
     return Factor(
         logs.Bound(logs.bilinear, tuple(names), known), *names.values(), data=observed, of="seen", said="bilinear"
     )
@@ -112,10 +112,14 @@ def bilinear(observed: str, left: str, right: str, *, precision: Given = 1.0) ->
 # The states of a chain, a `BandedGaussian` block.
 
 
-def dynamics(states: str, *, transition: Given, precision: Given = 1.0) -> Factor:
-    """x_{t+1} ~ N(Ax_t, 1/precision): `transition` is a Gaussian block of D rows, or A itself; `precision` D gammas."""
+def dynamics(states: str, *, transition: Given, precision: Given = 1.0, lengths: str | None = None) -> Factor:
+    """x_{t+1} ~ N(Ax_t, 1/precision): `transition` is a Gaussian block of D rows, or A itself; `precision` D gammas.
+
+    `lengths` names data that say how many of the steps each chain has; what follows is filling, N(0, I) by itself.
+    """
     names, known = _named(states=states, transition=transition, precision=precision)
-    return Factor(logs.Bound(logs.dynamics, tuple(names), known), *names.values(), of="seen", said="dynamics")
+    function, data = logs.Bound(logs.dynamics, tuple(names), known), () if lengths is None else lengths
+    return Factor(function, *names.values(), data=data, of="seen", said="dynamics")
 
 
 def beginning(states: str, *, mean: Array, precision: Array) -> Factor:

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jax.tree_util import Partial
+from jaxtyping import Array, Float
 from numpy import ndarray
 
 from .. import factors
 from ..factor import Factor
 from ..families.base import ExponentialFamily
 from ..families.gamma import NormalGamma
+from ..families.peak import Peak
 from ..families.wishart import NormalWishart
 
 Priors = Mapping[str, ExponentialFamily] | Literal["flat", "default"]
@@ -137,6 +140,26 @@ def gaussian_components(
     weight, shape = weight[:, None], jnp.asarray(1.5)
     flat = NormalGamma(mean, weight, 0.5 * (weight + 1), 0.5 * weight * variance)
     return factors.normal("y", joint=block), flat, NormalGamma(center, count, shape, shape * spread)
+
+
+def displaced(block: Any, by: Any) -> Any:
+    """Gaussian components (at their peak or not) of rows that were centred, where the rows were."""
+    if isinstance(block, Peak):
+        return Peak(displaced(block.of, by))
+    return eqx.tree_at(lambda family: family.mean, block, block.mean + jnp.asarray(by))
+
+
+def not_singular(block: str, floor: float) -> dict[str, Factor]:
+    r"""A penalty $−\tfrac12 c\,\mathrm{tr}Λ_k$ for each component, which adds c to the squares that EM's variances are
+    the mean of: none can be 0. Nothing for c = 0."""
+    return (
+        {f"least {block}": Factor(Partial(_penalty, jnp.asarray(floor, float)), block, said="floor")} if floor else {}
+    )
+
+
+def _penalty(floor: Array, mu: tuple[Array, ...]) -> Array:
+    full = mu[1].ndim > mu[0].ndim
+    return -0.5 * floor * (jnp.trace(mu[1], axis1=-2, axis2=-1) if full else mu[1])
 
 
 def with_priors(

@@ -10,10 +10,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .. import factors
+from ..families.diagonal import DiagonalGaussian
 from ..families.gamma import Gamma
 from ..families.gaussian import Gaussian
 from ..families.shared import SharedGaussian
 from ..model import Model
+from ..objective import Weighted
 
 
 def factor_analysis(
@@ -23,6 +25,7 @@ def factor_analysis(
     noise: Literal["each", "one"] = "each",
     priors: Literal["flat", "default"] = "flat",
     shared: bool = False,
+    mean: bool = False,
     key: Any = None,
 ) -> Model:
     r"""$y_{nd} ∼ N(w_d^⊤x_n, 1/τ_d)$ with $x_n ∼ N(0, I)$ of `size` numbers, loadings w and precisions τ unknown.
@@ -31,8 +34,9 @@ def factor_analysis(
     maximum likelihood, for `em("loadings", "noise")`; the default ones, for `vmp()` and `svi()`, give every column of
     the loadings a precision of its own (a factor that is not needed fades) and all precisions Gamma(10⁻³, 10⁻³).
     `noise="one"` has the same τ for all columns. `shared` keeps one covariance for all rows: several times faster,
-    where nothing is missing and no mini-batches are taken. The start is the principal components, drawn beyond those
-    (`key`).
+    where nothing is missing and no mini-batches are taken. With `mean` there is a block "mean" too, (D,), to be named
+    among `em`'s: the columns' own means are not the best where entries are missing. The start is the principal
+    components, drawn beyond those (`key`).
 
     >>> import bayesrule as blr, jax, jax.numpy as jnp
     >>> y = jax.random.normal(jax.random.key(0), (50, 1)) * jnp.array([1.0, 2.0, -1.0])
@@ -57,13 +61,17 @@ def factor_analysis(
     blocks: dict[str, Any] = {"loadings": Gaussian(start, spread), "noise": Gamma(jnp.full_like(kind, 2.0), kind)}
     terms = {
         "latent": factors.prior("latent", latent),
-        "y": factors.bilinear("y", "latent", "loadings", precision="noise"),
+        "y": factors.bilinear("y", "latent", "loadings", mean="mean" if mean else 0.0, precision="noise"),
     }
+    if mean:
+        blocks["mean"] = DiagonalGaussian(jnp.zeros(rows.shape[1]), len(rows) / left)
     if priors == "default":
         vague = Gamma(jnp.asarray(1e-3), jnp.asarray(1e-3))
         blocks["scales"] = Gamma(jnp.ones(size), jnp.ones(size))
         terms |= {f"prior of {name}": factors.prior(name, vague) for name in ("scales", "noise")}
         terms["loadings"] = factors.gaussian("loadings", precision="scales")
+        if mean:
+            terms["prior of mean"] = factors.prior("mean", DiagonalGaussian(jnp.zeros(rows.shape[1]), 1e-6 / left))
     if shared:
         return Model({"latent": latent, **blocks}, terms)
     return Model(blocks, terms, local={"latent": latent})
@@ -86,11 +94,32 @@ def ppca(
     return factor_analysis(y, size, noise="one", priors=priors, shared=shared, key=key)
 
 
+def condensed(y: Any, count: int) -> Weighted:
+    r"""`count` weighted rows that say of loadings and noise all that y does: the same $\sum_n y_ny_n^⊤$ and N.
+
+    A fit depends on rows that are centred, and of which nothing is missing, through these alone; so its steps and its
+    bound are the same. At least min(N, D) rows are needed, and D are enough for any N.
+
+    >>> rows = condensed(np.arange(8.0).reshape(4, 2), 2)
+    >>> y, weights = np.asarray(rows.examples["y"]), np.asarray(rows.weights)
+    >>> ((y.T * weights) @ y).round(6).tolist(), weights.tolist()
+    ([[56.0, 68.0], [68.0, 84.0]], [2.0, 2.0])
+    """
+    rows = np.asarray(y, float)
+    short = np.linalg.qr(rows, mode="r")
+    if len(short) > count:
+        raise ValueError(f"{len(rows)} rows of {rows.shape[1]} numbers take at least {len(short)} others, got {count}.")
+    short = np.concatenate([short, np.zeros((count - len(short), rows.shape[1]))]) * np.sqrt(count / len(rows))
+    return Weighted({"y": jnp.asarray(short)}, jnp.full(count, len(rows) / count))
+
+
 def principal(rows: np.ndarray, size: int, key: Any) -> tuple[Float[Array, "D K"], Float[Array, " D"]]:
     """The first principal axes, as long as their standard deviations, and what they leave of each column's variance."""
     if not isinstance(size, int | np.integer) or size < 1:
         raise ValueError(f"How many latent numbers a row has is a whole number above 0, got {size!r}.")
     there = ~np.isnan(rows)
+    if there.any():  # a row of which nothing is there says nothing
+        rows, there = rows[there.any(1)], there[there.any(1)]
     scarce, variance = there.sum(0) < 2, np.var(np.where(there, rows, 0.0), axis=0)
     if np.any(np.isinf(rows)) or np.any(scarce):
         raise ValueError(

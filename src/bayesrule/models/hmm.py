@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -43,6 +44,7 @@ from .clusters import (
     drawn_categories,
     gaussian_components,
     moments,
+    not_singular,
     pooled,
     with_priors,
 )
@@ -100,6 +102,7 @@ def gaussian_hmm(
     *,
     covariance: Literal["full", "diag"] = "full",
     priors: Priors = "flat",
+    floor: float = 0.0,
     key: Any = None,
 ) -> Model:
     r"""$y_t \mid z_t = k ∼ N(m_k, Λ_k^{−1})$, with full or diagonal precisions Λ_k in the block "states".
@@ -109,7 +112,8 @@ def gaussian_hmm(
     for `em`; the default ones, for `vmp` and `svi`, are Dirichlet(1) for the chain and, with m and S the mean and the
     variances of all steps, a normal–Wishart of mean m, count 0.1, D + 2 degrees of freedom and E Λ = S⁻¹ (for each
     entry a normal–gamma of shape 3/2). A dict gives other members for some. Where `covariance="diag"` the entries of a
-    step may be missing one by one, else a step is there or not. In float32 subtract the mean of y first.
+    step may be missing one by one, else a step is there or not. `floor` is as in `gaussian_mixture`. In float32
+    subtract the mean of y first.
 
     >>> import bayesrule as blr, jax
     >>> steps = jax.random.normal(jax.random.key(0), (200, 2)).at[100:].add(4.0)
@@ -121,7 +125,7 @@ def gaussian_hmm(
     rows = sequences(y)
     found = clustered(rows, states, covariance, key)
     components, flat, usual = gaussian_components(rows, found, covariance, "states")
-    return _typed(components, found, flat, priors, usual)
+    return _typed(components, found, flat, priors, usual, not_singular("states", floor))
 
 
 def poisson_hmm(y: Any, states: int, *, priors: Priors = "flat", key: Any = None) -> Model:
@@ -171,13 +175,19 @@ def _from_counts(counts: np.ndarray) -> Dirichlet:
 
 
 def _typed(
-    components: Factor, found: Counted, flat: ExponentialFamily, priors: Priors, usual: ExponentialFamily
+    components: Factor,
+    found: Counted,
+    flat: ExponentialFamily,
+    priors: Priors,
+    usual: ExponentialFamily,
+    more: Mapping[str, Factor] = MappingProxyType({}),
 ) -> Model:
     """The model with priors by name, whose blocks start from them and from what was counted."""
     states = len(found.initial)
     blocks = {"initial": _from_counts(found.initial), "transitions": _from_counts(found.pairs), "states": flat}
     known = {"initial": Dirichlet(jnp.ones(states)), "transitions": Dirichlet(jnp.ones(states)), "states": usual}
-    return _model(components, *with_priors(blocks, known, priors))
+    blocks, terms = with_priors(blocks, known, priors)
+    return _model(components, blocks, {**terms, **more})
 
 
 def _model(components: Factor, blocks: dict[str, ExponentialFamily], terms: dict[str, Factor]) -> Model:
@@ -239,9 +249,14 @@ def smooth(initial: Any, transitions: Any, log_likelihoods: Any) -> Float[Array,
     return markov.smoothed(*_logs(initial, transitions, log_likelihoods)).marginals
 
 
-def viterbi(initial: Any, transitions: Any, log_likelihoods: Any) -> tuple[Int[Array, "*N T"], Float[Array, "*N"]]:
-    r"""The most probable path $\arg\max_z p(z, y_{1:T})$, and the log of its joint probability."""
-    return tuple(markov.best_path(*_logs(initial, transitions, log_likelihoods)))
+def viterbi(
+    initial: Any, transitions: Any, log_likelihoods: Any, lengths: Any = None
+) -> tuple[Int[Array, "*N T"], Float[Array, "*N"]]:
+    r"""The most probable path $\arg\max_z p(z, y_{1:T})$, and the log of its joint probability.
+
+    `lengths` (N,) says how many steps each sequence has: the path is −1 past them.
+    """
+    return tuple(markov.best_path(*_logs(initial, transitions, log_likelihoods), lengths))
 
 
 def forecast(initial: Any, transitions: Any, log_likelihoods: Any, steps: int) -> Float[Array, "*N S K"]:

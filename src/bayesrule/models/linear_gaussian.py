@@ -20,14 +20,17 @@ from .series import sequences
 _FIRST = 0.1  # the first state's precision
 
 
-def linear_gaussian(y: Any, states: int, *, priors: Literal["flat", "default"] = "flat", key: Any = None) -> Model:
+def linear_gaussian(
+    y: Any, states: int, *, priors: Literal["flat", "default"] = "flat", lengths: bool = False, key: Any = None
+) -> Model:
     r"""$x_{t+1} ∼ N(Ax_t, I)$ and $y_{tm} ∼ N(c_m^⊤x_t, 1/τ_m)$ with A, C and τ unknown, and $x_0 ∼ N(0, 10I)$.
 
     States of unit noise are no loss: any other is a change of their coordinates. `y` is one series (T, M), many (N, T,
     M), or a list; NaN is missing, entry by entry. Subtract its mean first. Fit with `data={"y": sequences(y)}`: flat
     priors are maximum likelihood, for `em()`; the default ones, for `vmp()` and `svi()`, are BayesPy's: a precision for
     every column of A and of C (a state that is not needed fades), and Gamma(10⁻³, 10⁻³) for all precisions. The
-    start has C from the principal components of y, drawn beyond those (`key`).
+    start has C from the principal components of y, drawn beyond those (`key`). With `lengths` the data also have
+    "lengths" (N,), how many steps each series has: what follows is filling, and not states that nothing is known of.
 
     >>> import bayesrule as blr, jax, jax.numpy as jnp
     >>> y = jnp.sin(jnp.arange(60.0) / 4)[:, None] + 0.1 * jax.random.normal(jax.random.key(0), (60, 2))
@@ -51,7 +54,7 @@ def linear_gaussian(y: Any, states: int, *, priors: Literal["flat", "default"] =
     }
     terms = {
         "beginning": factors.beginning("states", mean=jnp.zeros(size), precision=_FIRST * jnp.eye(size)),
-        "dynamics": factors.dynamics("states", transition="transition"),
+        "dynamics": factors.dynamics("states", transition="transition", lengths="lengths" if lengths else None),
         "y": factors.bilinear("y", "states", "loadings", precision="noise"),
     }
     if priors == "default":
