@@ -1,0 +1,249 @@
+"""Hidden Markov models and state spaces as estimators: hmmlearn's and statsmodels' numbers, ragged series, checks."""
+
+import pickle
+
+import jax
+import numpy as np
+import pandas
+import pytest
+from hmmlearn import hmm as theirs
+from numpy.testing import assert_allclose, assert_array_equal
+from sklearn.base import clone
+from sklearn.utils.estimator_checks import estimator_checks_generator
+from statsmodels.tsa.statespace.kalman_smoother import KalmanSmoother
+
+import bayesrule as blr
+from bayesrule.estimators import CategoricalHMM, GaussianHMM, LinearGaussianStateSpace, PoissonHMM
+
+RANDOM = np.random.default_rng(0)
+PATH = np.repeat([0, 1, 0, 1], 30)
+NUMBERS = np.array([[-1.0, 0.0], [2.0, 3.0]])[PATH] + RANDOM.normal(size=(120, 2))
+COUNTS = RANDOM.poisson(np.array([1.0, 6.0])[PATH]).astype(float)
+LETTERS = np.digitize(NUMBERS[:, 0], [-1, 0.5, 2]).astype(float)
+WAVES = np.stack([np.sin(np.arange(120) / 5), 100 + 30 * np.cos(np.arange(120) / 5)], axis=1)
+WAVES = WAVES + RANDOM.normal(size=(120, 2)) * [0.1, 3.0]
+
+FITTED = {
+    "gaussian": (GaussianHMM(2, covariance_type="diag", reg_covar=0, random_state=0), NUMBERS),
+    "poisson": (PoissonHMM(2, random_state=0), COUNTS),
+    "categorical": (CategoricalHMM(2, tol=1e-2, random_state=0), LETTERS),
+    "space": (LinearGaussianStateSpace(2, tol=1e-2), WAVES),
+}
+
+
+@pytest.fixture(scope="module")
+def fitted():
+    return {name: clone(estimator).fit(rows) for name, (estimator, rows) in FITTED.items()}
+
+
+def peer(model):
+    """hmmlearn's model with the same parameters."""
+    if isinstance(model, GaussianHMM):
+        other = theirs.GaussianHMM(2, covariance_type="diag")
+        other.means_, other.covars_ = model.means_, model.covariances_
+    elif isinstance(model, PoissonHMM):
+        other = theirs.PoissonHMM(2)
+        other.lambdas_, other.n_features = model.rates_, 1
+    else:
+        other = theirs.CategoricalHMM(2)
+        other.emissionprob_, other.n_features = model.emissionprob_, 4
+    other.startprob_, other.transmat_ = model.startprob_, model.transmat_
+    return other
+
+
+@pytest.mark.parametrize("name", ["gaussian", "poisson", "categorical"])
+def test_states_are_hmmlearn_s(name, fitted):
+    model, rows = fitted[name], FITTED[name][1]
+    other, table = peer(model), rows.reshape(120, -1)
+    table = table if name == "gaussian" else table.astype(int)
+    assert_allclose(model.score(rows), other.score(table), rtol=1e-10)
+    assert_allclose(model.bound_, other.score(table), rtol=1e-8)
+    assert_allclose(model.smooth(rows), other.predict_proba(table), atol=1e-10)
+    assert_array_equal(model.decode(rows), other.decode(table)[1])
+    last = model.filter(rows)[-1]
+    assert_allclose(last, model.smooth(rows)[-1], atol=1e-12)
+    mean, std = model.predict(rows, 3, return_std=True)
+    first, emitted = last @ model.transmat_, np.asarray(other.emissionprob_ if name == "categorical" else 0)
+    if name == "gaussian":
+        assert_allclose(mean[0], first @ model.means_)
+        square = first @ (model.covariances_ + model.means_**2)
+        assert_allclose(std[0], np.sqrt(square - mean[0] ** 2))
+    elif name == "poisson":
+        assert_allclose(std[0] ** 2, first @ (model.rates_ + model.rates_**2) - (first @ model.rates_) ** 2)
+    else:
+        assert_allclose(mean[0], first @ emitted)
+    drawn, states = model.sample(50)
+    assert drawn.shape == (50, table.shape[1])
+    assert set(states) <= {0, 1}
+
+
+def test_baum_and_welch_s_steps_are_hmmlearn_s():
+    class Watch:
+        def fit(self, rule, objective, start, data=None, **options):
+            self.model = objective
+            return blr.fit(rule, objective, start, data, **options)
+
+    model, watch = clone(FITTED["poisson"][0]).set_params(tol=0.05), Watch()
+    model._watcher = watch
+    model.fit(COUNTS)
+    other = theirs.PoissonHMM(2, init_params="", n_iter=model.n_iter_, tol=-np.inf, lambdas_prior=0, lambdas_weight=0)
+    start = {name: np.asarray(blr.Peak(block).mean) for name, block in watch.model.blocks.items()}
+    other.startprob_, other.transmat_, other.lambdas_ = start["initial"], start["transitions"], start["states"]
+    other.fit(COUNTS[:, None].astype(int))
+    assert model.n_iter_ > 1
+    assert_allclose(model.rates_, other.lambdas_, rtol=1e-8)
+    assert_allclose(model.transmat_, other.transmat_, rtol=1e-8)
+
+
+def test_a_state_space_is_statsmodels(fitted):
+    model = fitted["space"]
+    rows = WAVES.copy()
+    rows[40:45], rows[60, 0] = np.nan, np.nan
+    other = KalmanSmoother(k_endog=2, k_states=2, k_posdef=2)
+    other.bind(rows - model.mean_)
+    other["design"], other["obs_cov"] = model.loadings_, np.diag(model.noise_variance_)
+    other["transition"], other["selection"], other["state_cov"] = model.transition_, np.eye(2), np.eye(2)
+    other.initialize_known(np.zeros(2), 10 * np.eye(2))
+    found = other.smooth()
+    assert_allclose(model.score(rows), found.llf, rtol=1e-8)
+    mean, spread = model.smooth(rows, return_cov=True)
+    assert_allclose(mean, found.smoothed_state.T, atol=1e-6)
+    assert_allclose(spread, np.moveaxis(found.smoothed_state_cov, -1, 0), atol=1e-6)
+    assert_allclose(model.filter(rows), found.filtered_state.T, atol=1e-6)
+    mean, std = model.predict(rows, 4, return_std=True)
+    state, doubt = found.filtered_state[:, -1], found.filtered_state_cov[:, :, -1]
+    doubt = model.transition_ @ doubt @ model.transition_.T + np.eye(2)
+    assert_allclose(mean[0], model.mean_ + model.loadings_ @ model.transition_ @ state, rtol=1e-8)
+    expected = np.diag(model.loadings_ @ doubt @ model.loadings_.T) + model.noise_variance_
+    assert_allclose(std[0], np.sqrt(expected), rtol=1e-8)
+    # A step of EM ends above where the one before did, and the bound is next to the log-likelihood.
+    assert model.bound_ <= model.score(WAVES) < model.bound_ + 1
+
+
+@pytest.mark.parametrize("name", ["gaussian", "space"])
+def test_series_of_many_lengths(name, fitted):
+    """Each is apart, and has an answer of its own length."""
+    model, rows = fitted[name], FITTED[name][1]
+    parts = [rows[:50], rows[50:]]
+    assert_allclose(model.score(parts), model.score(rows[:50]) + model.score(rows[50:]), rtol=1e-10)
+    assert [len(part) for part in model.smooth(parts)] == [50, 70]
+    assert_allclose(model.smooth(parts)[0], model.smooth(rows[:50]), atol=1e-10)
+    assert_allclose(model.predict(parts, 2)[1], model.predict(rows[50:], 2), atol=1e-10)
+
+
+# That of a hidden Markov model is in tests/models/test_hmm.py.
+def test_steps_that_fill_buckets_change_nothing_and_spare_compiling(fitted, monkeypatch):
+    programs = blr.running.run_chunk._cache_size()
+    short = clone(fitted["space"]).fit(WAVES[:100])
+    assert blr.running.run_chunk._cache_size() == programs
+    monkeypatch.setattr("bayesrule.estimators.sequences.room", lambda rows: rows)
+    bare = clone(fitted["space"]).fit(WAVES[:100])
+    for one, other in zip(jax.tree.leaves(short.posterior_), jax.tree.leaves(bare.posterior_), strict=True):
+        assert_allclose(one, other, rtol=1e-6, atol=1e-9)
+    assert_allclose(short.bound_, bare.bound_, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", ["poisson", pytest.param("space", marks=pytest.mark.extended)])
+def test_a_posterior_predicts_with_its_doubt(name, fitted):
+    estimator, rows = FITTED[name]
+    rows = rows.copy()
+    rows[20:23] = np.nan
+    model = clone(estimator).set_params(method="vmp").fit(rows)
+    assert model.bound_ < model.score(rows)
+    mean, std = model.predict(rows, 2, return_std=True)
+    assert_allclose(mean, fitted[name].predict(FITTED[name][1], 2), atol=np.max(std))
+    if name == "poisson":  # negative binomial
+        assert np.all(std > fitted[name].predict(FITTED[name][1], 2, return_std=True)[1] * 0.9)
+
+
+def test_beside_other_estimators(fitted):
+    frame = pandas.DataFrame(NUMBERS, columns=["a", "b"])
+    model = clone(FITTED["gaussian"][0]).fit(frame)
+    assert model.feature_names_in_.tolist() == ["a", "b"]
+    assert_allclose(pickle.loads(pickle.dumps(model)).score(frame), fitted["gaussian"].score(NUMBERS))
+    for one in fitted.values():
+        held = [value for name, value in vars(one).items() if name.endswith("_")]
+        kinds = bool | int | float | np.ndarray | blr.Product
+        assert all(isinstance(value, kinds) for value in held)
+        assert all(value.dtype.kind in "bif" for value in held if isinstance(value, np.ndarray))
+        assert all(isinstance(leaf, np.ndarray | np.generic) for leaf in jax.tree.leaves(one.posterior_))
+
+
+# scikit-learn's checks take rows to be exchangeable, X to have two axes and any real numbers. These hold for series,
+# with shapes that share programs. The others either repeat them on other shapes, or do not apply:
+# - check_fit1d and check_fit2d_predict1d ask for an error where X has one axis, and here (T,) is a series of numbers;
+# - check_methods_sample_order_invariance and check_methods_subset_invariance shuffle and cut the steps of a series;
+# - counts and categories are whole numbers, and every check that fits gives others: those two classes differ from
+#   GaussianHMM by their emissions alone, and take the checks that do not fit.
+WITHOUT_A_FIT = (
+    "check_estimator_cloneable",
+    "check_estimator_tags_renamed",
+    "check_valid_tag_types",
+    "check_estimator_repr",
+    "check_no_attributes_set_in_init",
+    "check_parameters_default_constructible",
+    "check_estimators_unfitted",
+    "check_do_not_raise_errors_in_init_or_set_param",
+    "check_mixin_order",
+    "check_get_params_invariance",
+    "check_set_params",
+)
+WITH_A_FIT = (
+    "check_fit_score_takes_y",  # of three columns, which the state space spares itself
+    "check_estimators_overwrite_params",
+    "check_estimators_fit_returns_self",
+    "check_readonly_memmap_input",
+    "check_fit_idempotent",
+    "check_estimators_empty_data_messages",
+    "check_estimator_sparse_tag",
+    "check_complex_data",
+    "check_fit2d_1sample",
+)
+
+
+def checks():
+    taken = [
+        (GaussianHMM(2, covariance_type="diag", tol=1.0), WITHOUT_A_FIT + WITH_A_FIT),
+        (LinearGaussianStateSpace(2, tol=1.0), WITHOUT_A_FIT + WITH_A_FIT[1:]),
+        (PoissonHMM(2), WITHOUT_A_FIT),
+        (CategoricalHMM(2), WITHOUT_A_FIT),
+    ]
+    for estimator, names in taken:
+        for _, check in estimator_checks_generator(estimator):
+            name = getattr(check, "func", check).__name__
+            if name in names:
+                yield pytest.param(estimator, check, id=f"{type(estimator).__name__}-{name}")
+
+
+@pytest.mark.parametrize(("estimator", "check"), [*checks()])
+def test_scikit_learn_s_checks(estimator, check):
+    check(clone(estimator))
+
+
+BAD = {
+    "part": (GaussianHMM(), np.where(NUMBERS > 4, np.nan, NUMBERS), 'take covariance_type="diag"'),
+    "infinite": (GaussianHMM(), np.where(NUMBERS > 4, np.inf, NUMBERS), "infinity"),
+    "empty": (GaussianHMM(), [], "empty|0 sample|at least one"),
+    "missing": (GaussianHMM(), np.full(9, np.nan), "no values at all"),
+    "states": (LinearGaussianStateSpace(0), WAVES, "n_states= is a whole number above 0"),
+    "method": (LinearGaussianStateSpace(method="svi"), WAVES, "knows the methods 'em', 'vmp'"),
+    "unlike": (GaussianHMM(), [NUMBERS, NUMBERS[:, :1]], "1 features"),
+    "counts": (PoissonHMM(), NUMBERS, "Poisson counts are 0, 1, 2"),
+    "columns": (CategoricalHMM(), np.ones((9, 2)), "one category a step"),
+    "letters": (CategoricalHMM(), NUMBERS[:, 0], "Categories are whole numbers"),
+    "floor": (GaussianHMM(reg_covar=-1), NUMBERS, "reg_covar= is a variance"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_input(name):
+    estimator, rows, said = BAD[name]
+    with pytest.raises(ValueError, match=said):
+        clone(estimator).fit(rows)
+
+
+def test_bad_questions(fitted):
+    with pytest.raises(ValueError, match="whole number above 0, got 0"):
+        fitted["space"].predict(WAVES, 0)
+    with pytest.raises(ValueError, match="from 0 to 3"):
+        fitted["categorical"].score([1.0, 7.0])
