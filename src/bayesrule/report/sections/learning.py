@@ -17,7 +17,7 @@ FACTS = {
     "bound": "Bound on the log evidence, nats",
     "log_evidence": "Log evidence, nats",
     "prior_precision": "Prior precision",
-    "noise": "Noise",
+    "noise": "Noise, variance",
     "steps": "Steps",
     "reason": "Ended because",
 }
@@ -48,13 +48,25 @@ def _bound(run: Run) -> Markup | None:
     named_y = "bound on the log evidence, nats" if name == "bound" else "objective"
     drawn = charts.curve(steps.astype(float), values[steps], named_y, title, marks, NATS)
     words = joined(
-        key("orange mark", "the prior's strength was set anew") if marks else None,
-        f" Higher is a better posterior; {'between two marks' if marks else 'from step to step'} it should rise."
+        key("orange mark", _mark(run)) if marks else None,
+        f" Higher is a better posterior; {'between two marks' if marks else 'from step to step'} it should rise"
+        f"{_fallen(values[steps], np.isin(steps, run.fits))}."
         if name == "bound"
         else " The objective at each step's points, lower is better; it is noisy where batches and samples are.",
         _outside(drawn),
     )
     return figure(drawn.chart, words)
+
+
+def _mark(run: Run) -> str:
+    """Why there are several fits: the same one with another prior, or one for each class."""
+    return "the prior's strength was set anew" if "prior_precision" in run.facts else "a new fit began"
+
+
+def _fallen(values: np.ndarray, starts: np.ndarray) -> str:
+    """How often it fell after all, not counting where a fit began."""
+    fell = int(np.sum((np.diff(values) < -1e-6 * (1 + np.abs(values[1:]))) & ~starts[1:]))
+    return f", but for samples that are drawn; it fell at {count(fell)} of {count(values.size)} steps" if fell else ""
 
 
 def _heldout(run: Run) -> Markup | None:
