@@ -1,4 +1,4 @@
-"""What the report computes and draws: calibration beside SciPy and `bayesrule.metrics`, axes, curves, what is parsed."""
+"""What the report computes and draws: calibration beside SciPy and `bayesrule.metrics`, axes, curves, and parsing."""
 
 import math
 import re

@@ -30,7 +30,9 @@ def quality(run: Run) -> Markup | None:
             tag("table", tag("thead", head), tag("tbody", body), class_="measures", style=f"--values:{len(heads) - 1}"),
             class_="scroll",
         ),
-        tag("p", BETTER, " marks the better of the two.", _baseline(run), class_="caption") if baseline else None,
+        tag("p", BETTER, " marks the better of the two.", _baseline(run), _constant(model, baseline), class_="caption")
+        if baseline
+        else None,
     )
 
 
@@ -50,3 +52,10 @@ def _row(key: str, model: dict[str, Any], baseline: dict[str, Any], train: dict[
 def _baseline(run: Run) -> Markup | None:
     name = run.metrics.get("baseline_name")
     return joined(" The baseline: ", named(name, 160), ".") if name else None
+
+
+def _constant(model: dict[str, Any], baseline: dict[str, Any]) -> str | None:
+    """A word for those who see the baseline win there."""
+    if winner("ece", model.get("ece"), baseline.get("ece")) != "baseline":
+        return None
+    return " One and the same guess for every row is calibrated by its making: a small ECE alone is no merit."
