@@ -11,7 +11,7 @@ _MODULES = {
     "rule": "Rule",
     "state": "State Info",
     "objective": "Objective Weighted Microbatches",
-    "points": "Delta MonteCarlo Quadrature Exact Enumeration",
+    "points": "Delta MonteCarlo QuasiMonteCarlo Quadrature Exact Enumeration",
     "relaxed": "Relaxed Sign Masks Each",
     "curvature": "Gradient SquaredGradient Stein",
     "hessians": "Hessian HessianDiagonal GaussNewton GeneralizedGaussNewton",

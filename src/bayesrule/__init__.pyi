@@ -58,6 +58,7 @@ from .points import Enumeration as Enumeration
 from .points import Exact as Exact
 from .points import MonteCarlo as MonteCarlo
 from .points import Quadrature as Quadrature
+from .points import QuasiMonteCarlo as QuasiMonteCarlo
 from .prediction import predict as predict
 from .recipes import adam as adam
 from .recipes import bayesbinn as bayesbinn

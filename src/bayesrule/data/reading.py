@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .tables import Column, InputError, Table
+from .tables import DATES, Column, InputError, Table
 
 _NULLS = ["", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "?"]
 _MOSTLY = 0.95  # of the values: numbers with a few other things among them
@@ -133,7 +133,7 @@ def _column(name: str, values: Any) -> Column:
         days = (
             np.asarray(values.cast(pa.timestamp("us")).cast(pa.int64()).to_numpy(zero_copy_only=False), float) / 8.64e10
         )
-        return Column(name, numbers=days, note="dates, in days since 1970")
+        return Column(name, numbers=days, note=DATES)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         numbers = np.asarray(values.cast(pa.float64()).to_numpy(zero_copy_only=False), float)
         return Column(name, numbers=numbers)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+DATES = "dates, in days since 1970"
+
 
 class InputError(ValueError):
     """Something that whoever gave the data or the settings can mend: one line that says what, and what to do."""

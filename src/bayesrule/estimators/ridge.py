@@ -35,7 +35,7 @@ class RidgeRegression(RegressorMixin, Estimator):
     >>> model = RidgeRegression().fit(X, y)
     >>> mean, std = model.predict([[1.5], [6.0]], return_std=True)
     >>> mean.round(2), std.round(2), round(model.log_evidence_, 2)
-    (array([1.5 , 5.75]), array([0.19, 0.5 ]), -2.98)
+    (array([1.5 , 5.69]), array([0.23, 0.46]), -2.56)
     """
 
     posterior_: Any

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from ..families.diagonal import DiagonalGaussian
 from ..families.gaussian import Gaussian
 from ..objective import Objective
+from ..points import even_noise
 
 _ORDER = 32  # points of the quadrature over one output
 _DRAWS = 256  # of several outputs
@@ -119,7 +120,7 @@ def predictive(q: Any, x: Float[Array, "N D"], kind: str) -> tuple[Array, Array]
         f = center[:, None] + jnp.sqrt(spread)[:, None] * nodes
         mean = jax.nn.sigmoid(f) @ (weights / weights.sum())
         return mean, mean * (1 - mean)
-    noise = jnp.asarray(_spread_noise(center.shape[-1]), center.dtype)
+    noise = jnp.asarray(even_noise(_DRAWS, center.shape[-1])[0], center.dtype)
     factor = jnp.linalg.cholesky(spread + 1e-12 * jnp.eye(center.shape[-1], dtype=center.dtype))
     f = center[:, None] + jnp.einsum("nkl,sl->nsk", factor, noise)
     mean = jnp.mean(jax.nn.softmax(classes(f)), axis=1)
@@ -134,14 +135,6 @@ def log_predictive(q: Any, x: Float[Array, "N D"], y: Float[Array, " N"], kind: 
     f = center[:, None] + jnp.sqrt(spread)[:, None] * nodes
     terms = -jax.vmap(jax.vmap(LOSSES[kind], (0, None)))(f, y)
     return jax.nn.logsumexp(terms + np.log(weights / weights.sum()), axis=1)
-
-
-def _spread_noise(dimensions: int) -> np.ndarray:
-    """Normal noise that fills the space evenly (Sobol's points), in mirrored pairs."""
-    from scipy.stats import norm, qmc
-
-    half = norm.ppf(qmc.Sobol(dimensions, scramble=True, rng=0).random(_DRAWS // 2))
-    return np.concatenate([half, -half])
 
 
 def in_blocks(function: Any, q: Any, x: Float[np.ndarray, "N D"], *options: Any) -> tuple[np.ndarray, ...]:

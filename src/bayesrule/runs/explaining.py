@@ -103,4 +103,5 @@ def _influence(estimator: Any, kind: str, x: np.ndarray, y: np.ndarray, rows: np
         warnings.simplefilter("ignore")  # rows that hold the posterior up alone come out as NaN, and last
         noise = getattr(estimator, "noise_", None)
         found = influence.left_out(kind, estimator.posterior_, x[some], y[some].astype(float), noise)
-    return {"row": rows[some], "influence": found[0], "log_density": found[1]}
+    mean = estimator.predict_proba(x[some])[:, 1] if kind == "logistic" else estimator.predict(x[some])
+    return {"row": rows[some], "influence": found[0], "log_density": found[1], "y": y[some], "mean": mean}

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..data.reading import read
 from ..data.tables import Column, InputError, Table
+from ..data.times import following, in_order
 from . import judging
-from .run import Run
+
+if TYPE_CHECKING:
+    from .run import Run
 
 
 def predicted(run: Run, data: Any = None, *, steps: int | None = None) -> dict[str, np.ndarray]:
@@ -34,7 +37,7 @@ def predicted(run: Run, data: Any = None, *, steps: int | None = None) -> dict[s
     mean, std = run.estimator.predict(x, return_std=True)
     if run.config["task"] == "counts":
         draws = run.estimator.sample_predictive(x, 500, random_state=0)
-        low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+        low, high = np.quantile(draws, [0.05, 0.95], axis=0, method="inverted_cdf")
     else:
         low, high = judging.interval(mean, std)
     return {"prediction": mean, "std": std, "low": low, "high": high}
@@ -42,17 +45,14 @@ def predicted(run: Run, data: Any = None, *, steps: int | None = None) -> dict[s
 
 def _forecast(run: Run, table: Table | None, steps: int) -> dict[str, np.ndarray]:
     """The next steps, after the run's own series or after a new one."""
-    from .series import in_order
-
     if table is None:
         y, times = (np.concatenate([run.history[name], run.test[name]]) for name in ("y", "time"))
     else:
         order, times = in_order(table, run.config.get("time"))
         y = np.asarray(table.column(run.config["target"]).numbers, float)[order]
     mean, std = (part[:, 0] for part in run.estimator.predict(y, steps=steps, return_std=True))
-    gap = float(np.median(np.diff(times))) if len(times) > 1 else 1.0
     low, high = judging.interval(mean, std)
-    return {"time": times[-1] + gap * np.arange(1, steps + 1), "prediction": mean, "std": std, "low": low, "high": high}
+    return {"time": following(times, steps), "prediction": mean, "std": std, "low": low, "high": high}
 
 
 def as_table(data: Any) -> Table:

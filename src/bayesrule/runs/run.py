@@ -31,7 +31,8 @@ class Run:
     A sequence has "time" too, and `history` its training part ("time", "y", "mean", "std").
 
     `influence` has, for training rows, "row", "influence" (how far the posterior moves without it, in nats),
-    "log_density" (its predictive log density without it); empty where the model has no sites.
+    "log_density" (its predictive log density without it), "y" and "mean" (of two classes the second's probability);
+    empty where the model has no sites.
 
     `weights` describes the coefficients where the model is linear: "name", "mean", "std"; else, for a network,
     "layer", "mean", "std" of all weights.

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..data.tables import Column, InputError, Table
+from ..data.times import in_order
 from . import judging
 from .choosing import build, estimator_name
 from .explaining import facts
@@ -72,20 +73,9 @@ def learnt(table: Table, target: Column, config: dict[str, Any], watcher: Watche
         history={"time": times[:-held], "y": seen, "mean": fitted, "std": spread},
     )
     facts(run, watcher)
+    if "bound" in run.trace and "bound" in run.facts:  # the estimator's is in the units of y, its fits' are not
+        run.trace["bound"] = run.trace["bound"] + (run.facts["bound"] - run.trace["bound"][-1])
     return run
-
-
-def in_order(table: Table, time: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """The rows in the order of time, and their times."""
-    if time is None:
-        return np.arange(table.rows), np.arange(table.rows, dtype=float)
-    column = table.column(time)
-    if column.numbers is None:
-        raise InputError(f"The times in {time!r} are text: give numbers, or dates such as 2024-01-31.")
-    if column.missing.any():
-        raise InputError(f"{int(column.missing.sum()):,} rows have no time in {time!r}: mend or remove them.")
-    order = np.argsort(column.numbers, kind="stable")
-    return order, column.numbers[order]
 
 
 def _fitted(estimator: Any, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -192,7 +192,7 @@ def _judged(
     mean, std = estimator.predict(x, return_std=True)
     if task == "counts":
         draws = estimator.sample_predictive(x, 500, random_state=0)
-        low, high = np.quantile(draws, [0.05, 0.95], axis=0)
+        low, high = np.quantile(draws, [0.05, 0.95], axis=0, method="inverted_cdf")
         nll = -float(np.mean(estimator.log_predictive(x, y)))
         return judging.measured(y, mean, low, high, nll), {"mean": mean, "std": std, "low": low, "high": high}
     low, high = judging.interval(mean, std)
