@@ -186,8 +186,8 @@ class PPCA(_Factors):
     >>> random = np.random.default_rng(0)
     >>> X = random.normal(size=(500, 1)) * [3.0, 4.0, 0.0] + 0.5 * random.normal(size=(500, 3))
     >>> model = PPCA(1).fit(X)
-    >>> round(model.noise_variance_, 2), np.abs(model.components_).round().tolist()
-    (0.25, [[3.0, 4.0, 0.0]])
+    >>> round(model.noise_variance_, 1), np.abs(model.components_).round().tolist()
+    (0.2, [[3.0, 4.0, 0.0]])
     """
 
     _noise = "one"

@@ -27,8 +27,8 @@ Build = Callable[[str, Any], Model]
 
 
 def room(rows: int) -> int:
-    """The bucket of so many rows, 128 at least: such fits are a moment's, and compiling takes longer."""
-    return bucket(max(rows, 128))
+    """The bucket of so many rows, 160 at least: such fits are a moment's, and compiling takes longer."""
+    return bucket(max(rows, 160))
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class GaussianMixture(DensityMixin, Iterated):
     >>> import numpy as np
     >>> X = np.concatenate([np.random.default_rng(0).normal(m, 1.0, (100, 2)) for m in (0, 5)])
     >>> mixture = GaussianMixture(2, method="vmp", random_state=0).fit(X)
-    >>> sorted(mixture.means_[:, 0].round().tolist()), mixture.predict_proba(X[:1]).max().round(3)
+    >>> sorted(mixture.means_[:, 0].round().tolist()), float(mixture.predict_proba(X[:1]).max().round(3))
     ([0.0, 5.0], 1.0)
     """
 
@@ -129,7 +129,7 @@ class GaussianMixture(DensityMixin, Iterated):
     def _full(self) -> bool:
         return self.precisions_.ndim == 3
 
-    def _rows(self, X: Any) -> np.ndarray:
+    def _rows(self, X: Any) -> Any:
         check_is_fitted(self)
         return validate_data(self, X, dtype=np.float64, reset=False)
 
