@@ -7,6 +7,7 @@ factor's points make the difference between variational inference and, with `Del
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
@@ -89,6 +90,21 @@ def regression(
     if not isinstance(variance, Tracer) and not bool(jnp.all(variance > 0)):
         raise ValueError(f"The noise is a variance above 0, got {noise}: for exact observations give a small one.")
     return process(kernel, x, linear("y", {"f": None}, precision=1 / variance), mean=mean, through=through)
+
+
+def log_evidence(kernel: Kernel, x: Inputs, y: Any, noise: Any, weights: Any = 1.0) -> Float[Array, ""]:
+    r"""$\log ∫ N(f \mid 0, K) \prod_n N(y_n \mid f_n, noise)^{w_n}\,df$, to be differentiated in the numbers.
+
+    A weight counts its observation so many times, and 0 leaves it out.
+
+    >>> import jax.numpy as jnp
+    >>> from bayesrule.models.kernels import RBF
+    >>> round(float(log_evidence(RBF(), jnp.array([0.0, 1.0]), jnp.array([0.0, 1.0]), 0.1)), 3)
+    -2.405
+    """
+    precision = jnp.broadcast_to(jnp.asarray(weights) / noise, jnp.shape(y))
+    found = prior(kernel, x).log_partition((precision * y, -0.5 * precision))
+    return found - 0.5 * jnp.sum(precision * (y**2 + noise * jnp.log(2 * math.pi * noise)))
 
 
 def predict(

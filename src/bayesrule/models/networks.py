@@ -34,12 +34,15 @@ class BatchNetwork(NamedTuple):
     statistics: PyTree
 
 
-def mlp(sizes: Sequence[int], activation: Callable[[Array], Array] = jax.nn.relu) -> Network:
+def mlp(
+    sizes: Sequence[int], activation: Callable[[Array], Array] = jax.nn.relu, *, normalized: bool = False
+) -> Network:
     """A multi-layer perceptron with layers of these sizes, the input's first and the output's last.
 
     The input is ravelled; the activation stands between layers, not after the last. Weights begin as
     N(0, 2/inputs) before an activation (He et al., 2015) and N(0, 1/inputs) in the last layer, biases
-    as zeros.
+    as zeros. With `normalized` a layer's inputs are divided by the root of their number, and its weights begin so much
+    larger: one prior N(0, 1/δ) then serves all layers, whatever their widths.
 
     >>> import jax, jax.numpy as jnp
     >>> network = mlp((4, 8, 3))
@@ -48,20 +51,43 @@ def mlp(sizes: Sequence[int], activation: Callable[[Array], Array] = jax.nn.relu
     ((4, 8), (3,))
     """
     shapes = _layers(sizes)
+    roots = [math.sqrt(inputs) if normalized else 1.0 for inputs, _ in shapes]
 
     def init(key: Key[Array, ""]) -> PyTree:
         keys = jax.random.split(key, len(shapes))
         last = len(shapes) - 1
         return {
-            f"layer{i}": {"w": _normal(k, shape, shape[0], 1.0 if i == last else 2.0), "b": jnp.zeros(shape[1])}
+            f"layer{i}": {
+                "w": roots[i] * _normal(k, shape, shape[0], 1.0 if i == last else 2.0),
+                "b": jnp.zeros(shape[1]),
+            }
             for i, (k, shape) in enumerate(zip(keys, shapes, strict=True))
         }
 
     def apply(params: PyTree, x: Any) -> Array:
         h = _example(x, sizes[0])
         for i in range(len(shapes)):
-            h = (activation(h) if i else h) @ params[f"layer{i}"]["w"] + params[f"layer{i}"]["b"]
+            # The inputs are divided, not the weights: a weight that enters as it is has its squares for free.
+            h = (activation(h) if i else h) / roots[i] @ params[f"layer{i}"]["w"] + params[f"layer{i}"]["b"]
         return h
+
+    return Network(init, apply)
+
+
+def with_noise(network: Network, outputs: int) -> Network:
+    """The network with log σ² of each output after its outputs: parameters like the others, for `noisy_nll`.
+
+    >>> import jax, jax.numpy as jnp
+    >>> network = with_noise(mlp((4, 8, 2)), 2)
+    >>> network.apply(network.init(jax.random.key(0)), jnp.zeros(4)).tolist()
+    [0.0, 0.0, 0.0, 0.0]
+    """
+
+    def init(key: Key[Array, ""]) -> PyTree:
+        return {**network.init(key), "log_noise": jnp.zeros(outputs)}
+
+    def apply(params: PyTree, x: Any) -> Array:
+        return jnp.concatenate([network.apply(params, x), params["log_noise"]])
 
     return Network(init, apply)
 
@@ -230,6 +256,17 @@ def gaussian_nll(output: Any, target: Any, noise: Any = 1.0) -> Float[Array, ""]
         )
     error = jnp.ravel(output) - jnp.ravel(target)
     return 0.5 * jnp.sum(error**2 / noise + jnp.log(2 * math.pi * jnp.asarray(noise)))
+
+
+def noisy_nll(output: Float[Array, " 2K"], target: Float[Array, " K"]) -> Float[Array, ""]:
+    """−log N(target | f, σ²) for one example, whose output is f and after it log σ² (`with_noise`).
+
+    >>> import jax.numpy as jnp
+    >>> float(noisy_nll(jnp.array([0.0, 0.0]), jnp.array([1.0])))
+    1.4189
+    """
+    mean, log_noise = jnp.split(output, 2)
+    return gaussian_nll(mean, target, jnp.exp(log_noise))
 
 
 def _layers(sizes: Sequence[int]) -> list[tuple[int, int]]:

@@ -1,0 +1,70 @@
+"""The recipes that networks know by name, each with its rates: found once, on the data sets of scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache, partial
+from typing import Any
+
+import optax
+
+from ..curvature import Gradient, SquaredGradient
+from ..recipes import adam, bayesbinn, dropout, ivon, oggn, ogn, rmsprop, sgd, slang, straight_through, voggn, vogn
+from ..relaxed import Sign
+from ..rule import Rule
+
+# With relative=False the rate is the share of a Newton step, which needs no units; the curvature that the mean loss is
+# first taken to have is forgotten over a hundred steps.
+_ONLINE = {"relative": False, "decay": 0.99}
+
+_GAUSSIAN: dict[str, tuple[float, Callable[..., Rule]]] = {
+    "ivon": (0.1, partial(ivon, **_ONLINE)),
+    "vogn": (0.1, partial(vogn, **_ONLINE)),
+    "voggn": (0.1, partial(voggn, **_ONLINE)),
+    "ogn": (0.1, partial(ogn, **_ONLINE)),
+    "oggn": (0.1, partial(oggn, **_ONLINE)),
+    "slang": (0.1, slang),
+    "adam": (0.03, adam),
+    "rmsprop": (0.01, rmsprop),
+    "sgd": (0.3, partial(sgd, momentum=0.9)),
+    "dropout": (0.3, dropout),
+}
+_POINT = ("adam", "rmsprop", "sgd", "dropout")  # these have no temperature
+GAUSSIAN = tuple(_GAUSSIAN)
+
+
+@lru_cache(maxsize=256)
+def gaussian(name: str, steps: int | None, temperature: float, pace: float = 1.0, curvature: float = 1.0) -> Rule:
+    """A recipe whose rate falls to nothing along a cosine, or for a stream (None) stays at a third of where it begins.
+
+    `pace` multiplies the rates, and `curvature` the curvature to start from. One rule for each choice: a schedule is a
+    function, and a new one would be compiled again.
+    """
+    rate, recipe = _GAUSSIAN[name]
+    options = {} if name in _POINT else {"temperature": temperature, "curvature": 0.1 * curvature}
+    return recipe(_falling(pace * rate, steps), **options)
+
+
+@lru_cache(maxsize=256)
+def binary(name: str, steps: int | None) -> Rule:
+    """The same for recipes of ±1 weights."""
+    if name == "bayesbinn":
+        return bayesbinn(_falling(_BINARY[name], steps), relaxation=1.0, averaging=0.9, temperature=0.1)
+    return straight_through(_falling(_BINARY[name], steps), averaging=0.9)
+
+
+_BINARY = {"bayesbinn": 0.1, "straight_through": 3.0}
+BINARY = tuple(_BINARY)
+
+
+def _falling(rate: float, steps: int | None) -> Any:
+    return rate / 3 if steps is None else optax.cosine_decay_schedule(rate, steps)
+
+
+def predicts(rule: Rule) -> str:
+    """How to predict with its q: over draws, linearised where it was made at its mean, or at the mean (signs) alone."""
+    if isinstance(rule.points, Sign):
+        return "signs"
+    if not rule.points.delta:
+        return "samples"
+    return "mean" if isinstance(rule.curvature, Gradient | SquaredGradient) else "linearized"

@@ -1,0 +1,250 @@
+"""Networks as estimators: scikit-learn's own checks, recipes as values, streams, and how good their answers are."""
+
+import pickle
+
+import jax
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn import datasets
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score, train_test_split
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import bayesrule as blr
+from bayesrule import metrics
+from bayesrule.estimators import BinaryMLPClassifier, MLPClassifier, MLPRegressor
+from bayesrule.estimators.schedules import GAUSSIAN, gaussian
+from bayesrule.prediction import _predicted
+from bayesrule.running import run_chunk
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(60, 3)) * [1.0, 10.0, 0.1] + [0.0, 5.0, 1.0]
+CLASSES = np.where(X[:, 0] + RANDOM.normal(size=60) / 3 > 0, "yes", "no")
+Y = 100.0 + 20.0 * np.tanh(X[:, 0]) + RANDOM.normal(size=60)
+
+
+@parametrize_with_checks(
+    [
+        MLPClassifier((4,), recipe="adam", max_iter=30, random_state=0),
+        MLPRegressor((4,), recipe="adam", max_iter=100, random_state=0),
+    ]
+)
+def test_scikit_learn_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.extended
+@parametrize_with_checks(
+    [
+        MLPClassifier(random_state=0),
+        MLPRegressor(random_state=0),
+        BinaryMLPClassifier(random_state=0),
+    ]
+)
+def test_scikit_learn_checks_as_they_come(estimator, check):
+    """With draws of the weights, which take most of the time (to compile)."""
+    check(estimator)
+
+
+def test_a_weight_is_a_number_of_repetitions():
+    """With the default recipe's draws too: to the last digits, from the same noise, whatever the rows."""
+    counts = RANDOM.integers(0, 3, len(X))
+    settings = {"hidden_layer_sizes": (4,), "max_iter": 60, "samples": 8, "random_state": 0}
+    for kind, y in ((MLPClassifier, CLASSES), (BinaryMLPClassifier, CLASSES)):
+        weighted = kind(**settings).fit(X, y, sample_weight=counts)
+        repeated = kind(**settings).fit(np.repeat(X, counts, axis=0), np.repeat(y, counts))
+        np.testing.assert_allclose(weighted.predict_proba(X), repeated.predict_proba(X), rtol=1e-7, atol=1e-9)
+
+
+@pytest.fixture(scope="module")
+def classifier():
+    return MLPClassifier((4,), max_iter=60, samples=8, random_state=0).fit(X, CLASSES)
+
+
+@pytest.fixture(scope="module")
+def regressor():
+    return MLPRegressor((4,), max_iter=300, samples=8, random_state=0).fit(X, Y)
+
+
+def test_what_is_fitted(classifier, regressor):
+    assert isinstance(classifier.posterior_, blr.DiagonalGaussian)
+    assert classifier.n_iter_ == len(classifier.loss_curve_) == 60
+    assert classifier.loss_curve_[-1] < classifier.loss_curve_[0]
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves((classifier.posterior_, classifier.state_)))
+    assert classifier.score(X, CLASSES) > 0.8
+    assert regressor.score(X, Y) > 0.8
+    assert 0.3 < regressor.noise_ < 9.0  # truly 1
+    mean, std = regressor.predict(X, return_std=True)
+    assert np.all(std > np.sqrt(regressor.noise_))
+    assert np.mean(np.abs(mean - Y) < 2 * std) > 0.85
+
+
+def test_a_second_fit_compiles_nothing(classifier):
+    """Other rows, other seeds, another prior: the same programs."""
+    classifier.predict_proba(X)
+    compiled = [run_chunk._cache_size(), _predicted._cache_size()]
+    again = MLPClassifier((4,), max_iter=60, samples=8, prior_precision=2.0, random_state=1).fit(X[3:], CLASSES[3:])
+    again.predict_proba(X[5:])
+    assert [run_chunk._cache_size(), _predicted._cache_size()] == compiled
+
+
+def test_pickled_cloned_and_in_pipelines(classifier):
+    back = pickle.loads(pickle.dumps(classifier))
+    np.testing.assert_array_equal(back.predict_proba(X), classifier.predict_proba(X))
+    assert clone(classifier).get_params() == classifier.get_params()
+    frame = pd.DataFrame(X, columns=["a", "b", "c"])
+    pipeline = make_pipeline(StandardScaler(), clone(classifier))
+    assert cross_val_score(pipeline, frame, CLASSES, cv=2).shape == (2,)
+    search = GridSearchCV(clone(classifier), {"prior_precision": [0.5, 2.0]}, cv=2)
+    assert search.fit(frame, CLASSES).best_params_["prior_precision"] in (0.5, 2.0)
+    assert list(search.best_estimator_.feature_names_in_) == ["a", "b", "c"]
+
+
+def test_draws_are_of_the_target(classifier, regressor):
+    labels = classifier.sample_predictive(X[:7], 400, random_state=0)
+    assert labels.shape == (400, 7)
+    shares = (labels == classifier.classes_[1]).mean(axis=0)
+    np.testing.assert_allclose(shares, classifier.predict_proba(X[:7])[:, 1], atol=0.15)
+    draws = regressor.sample_predictive(X[:7], 400, random_state=0)
+    mean, std = regressor.predict(X[:7], return_std=True)
+    assert draws.shape == (400, 7)
+    np.testing.assert_allclose(draws.mean(axis=0), mean, atol=std.max() * 0.5)
+    np.testing.assert_allclose(draws.std(axis=0), std, rtol=0.4)
+    np.testing.assert_array_equal(draws, regressor.sample_predictive(X[:7], 400, random_state=0))
+
+
+def test_a_recipe_is_a_name_or_a_value():
+    """The same rule by value takes the same steps, and another piece makes another algorithm."""
+    settings = {"hidden_layer_sizes": (4,), "max_iter": 60, "samples": 8, "random_state": 0}
+    named = MLPClassifier(recipe="vogn", **settings).fit(X, CLASSES)
+    rule = gaussian("vogn", 60, 0.03, 2.0)
+    valued = MLPClassifier(recipe=rule, **settings).fit(X, CLASSES)
+    np.testing.assert_array_equal(named.predict_proba(X), valued.predict_proba(X))
+    other = MLPClassifier(recipe=rule.replace(points=blr.Delta()), **settings).fit(X, CLASSES)
+    assert (named.how_, other.how_) == ("samples", "linearized")
+    assert np.any(named.posterior_.mean["layer0"]["w"] != other.posterior_.mean["layer0"]["w"])
+
+
+@pytest.mark.parametrize("name", ["oggn", "dropout"])
+def test_other_recipes_learn(name):
+    """One of each kind of prediction; the rest are in the longer comparison."""
+    found = MLPClassifier((4,), recipe=name, max_iter=60, random_state=0).fit(X, CLASSES)
+    assert found.score(X, CLASSES) > 0.8
+    assert found.sample_predictive(X[:2], 3).shape == (3, 2)
+
+
+def test_streams():
+    stream = MLPClassifier((4,), samples=8, random_state=0)
+    with pytest.raises(ValueError, match="needs classes="):
+        stream.partial_fit(X, CLASSES)
+    for _ in range(15):
+        stream.partial_fit(X[:30], CLASSES[:30], classes=["no", "yes"])
+        stream.partial_fit(X[30:], CLASSES[30:])
+    assert stream.t_ == 15 * 60
+    assert stream.n_iter_ == len(stream.loss_curve_) == 30
+    assert stream.score(X, CLASSES) > 0.75
+    with pytest.raises(ValueError, match="not those of the first call"):
+        stream.partial_fit(X, CLASSES, classes=["a", "b"])
+    numbers = MLPRegressor((4,), recipe="adam", random_state=0).partial_fit(X, Y).partial_fit(X, Y)
+    assert np.isfinite(numbers.predict(X)).all()
+
+
+def test_several_targets_each_with_its_noise():
+    both = np.stack([Y, -3 * Y + 30 * RANDOM.normal(size=60)], axis=1)
+    found = MLPRegressor((4,), recipe="adam", max_iter=300, random_state=0).fit(X, both)
+    mean, std = found.predict(X, return_std=True)
+    assert mean.shape == std.shape == (60, 2)
+    assert found.noise_[1] > 50 * found.noise_[0]
+    assert found.sample_predictive(X, 3).shape == (3, 60, 2)
+
+
+def test_known_noise_and_a_prior_by_the_bound():
+    known = MLPRegressor((4,), noise=4.0, prior_precision="auto", max_iter=60, samples=8, random_state=0).fit(X, Y)
+    assert known.noise_ == pytest.approx(4.0)
+    assert "log_noise" not in known.posterior_.mean
+    assert 0.2 < known.prior_precision_ < 2.0
+
+
+def test_single_precision(classifier):
+    found = MLPClassifier((4,), max_iter=60, samples=8, random_state=0).fit(X.astype(np.float32), CLASSES)
+    assert found.posterior_.mean["layer0"]["w"].dtype == np.float32
+    assert found.predict_proba(X).dtype == np.float32
+    assert abs(found.score(X, CLASSES) - classifier.score(X, CLASSES)) < 0.1
+
+
+def test_signs_and_their_probabilities():
+    found = BinaryMLPClassifier((16,), max_iter=100, samples=8, random_state=0).fit(X, CLASSES)
+    assert isinstance(found.posterior_, blr.Bernoulli)
+    assert found.score(X, CLASSES) > 0.75
+    weights = found.posterior_.sample(jax.random.key(0))
+    assert all(set(np.unique(leaf)) <= {-1.0, 1.0} for leaf in jax.tree.leaves(weights))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "words"),
+    [
+        (MLPClassifier(recipe="adamm"), "knows the recipes 'ivon'"),
+        (MLPClassifier(activation="sine"), "'relu' or 'tanh'"),
+        (MLPClassifier((0,)), "widths of the hidden layers"),
+        (MLPClassifier(max_iter=0), "max_iter= is a positive whole number"),
+        (MLPClassifier(batch_size=1.5), "batch_size= is a positive whole number"),
+        (MLPClassifier(prior_precision=-1.0), "prior_precision= is a positive number"),
+        (MLPClassifier(temperature=0.0), "temperature= is a positive number"),
+        (MLPRegressor(noise=-1.0), "noise= is a positive number"),
+        (BinaryMLPClassifier(recipe="ivon"), "knows the recipes 'bayesbinn'"),
+    ],
+)
+def test_bad_settings(estimator, words):
+    with pytest.raises(ValueError, match=words):
+        estimator.fit(X, Y if isinstance(estimator, MLPRegressor) else CLASSES)
+
+
+def compared(load, ours, theirs, judge, seeds=3):
+    """What both say of held-out rows, split by split, inputs standardised."""
+    x, y = load(return_X_y=True)
+    found = []
+    for seed in range(seeds):
+        train, test, known, wanted = train_test_split(x, y, random_state=seed)
+        scale = StandardScaler().fit(train)
+        train, test = scale.transform(train), scale.transform(test)
+        found.append([judge(make(seed).fit(train, known), test, wanted) for make in (ours, theirs)])
+    return np.mean(found, axis=0)
+
+
+def of_classes(model, x, y):
+    p = model.predict_proba(x)
+    return [float(score(p, y)) for score in (metrics.accuracy, metrics.nll, metrics.ece)]
+
+
+@pytest.mark.extended
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # scikit-learn's, at its own settings
+@pytest.mark.parametrize("name", ["digits", "breast_cancer", "wine"])
+def test_better_probabilities_than_scikit_learn(name):
+    from sklearn.neural_network import MLPClassifier as Theirs
+
+    ours, theirs = compared(
+        getattr(datasets, f"load_{name}"),
+        lambda seed: MLPClassifier((50,), random_state=seed),
+        lambda seed: Theirs((50,), random_state=seed),
+        of_classes,
+    )
+    assert ours[0] > theirs[0] - 0.01
+    assert ours[1] < theirs[1]
+    assert ours[2] < theirs[2] + 0.01
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", GAUSSIAN)
+def test_every_recipe_on_breast_cancer(name):
+    found = compared(
+        datasets.load_breast_cancer,
+        lambda seed: MLPClassifier((20,), recipe=name, random_state=seed),
+        lambda seed: BinaryMLPClassifier((50,), random_state=seed),
+        of_classes,
+        seeds=1,
+    )
+    assert np.all(found[:, 0] > 0.93), found
+    assert np.all(found[:, 1] < 0.3), found
