@@ -52,13 +52,14 @@ class Watcher:
         ended = before is not None and before.reason != "steps"
         taken = 0 if before is None else before.steps
         offset = sum(len(trace["objective"]) for trace in self.traces)
-        last = time.perf_counter()
+        last: float | None = None  # the first call comes after compiling, which is no reason to save
 
         def passing(result: Result) -> None:
             nonlocal last
             now = time.perf_counter()
+            last = now if last is None and _SAVED_EVERY > 0 else last
             trace = _joined(earlier, result.trace)
-            if now - last > _SAVED_EVERY:
+            if last is None or now - last > _SAVED_EVERY:
                 last = now
                 if self.heldout is not None:
                     self.looks.append((offset + result.steps, self.heldout(result.q)))
