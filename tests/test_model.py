@@ -184,6 +184,7 @@ def test_a_factor_is_the_expectation_of_its_log(name):
     assert abs(found - np.mean(values)) < 5 * np.std(values) / np.sqrt(4000) + 1e-12
 
 
+@pytest.mark.extended
 def test_messages_are_derivatives_in_the_expectation_parameters():
     """By finite differences of the factor between neighbours q, with their μ: dE log f = ⟨message, dμ⟩."""
     for name in ("linear", "bilinear", "multivariate, joint", "choice", "student_t"):

@@ -63,6 +63,7 @@ def test_choices_that_are_summed_out_are_the_same_sweep():
     assert result.bound > explicit.bound  # it has the best q(z) for the others, not the sweep's
 
 
+@pytest.mark.extended
 def test_an_epoch_of_mini_batches_has_the_whole_message_on_average():
     """With ρ small, the batches of one epoch move λ by ρ times the sum of their messages: N/M of each on average."""
     model, rate = mixture(), 1e-6
@@ -80,6 +81,7 @@ def test_an_epoch_of_mini_batches_has_the_whole_message_on_average():
     same(whole.q["z"].probabilities, batches.q["z"].probabilities, atol=1e-3)  # every row had its turn
 
 
+@pytest.mark.extended
 def test_mini_batches_come_close_to_the_optimum():
     model, rule = mixture(), blr.svi(lambda t: (t + 5.0) ** -0.7)
     best = blr.fit(blr.vmp(), model, None, {"y": ROWS}, steps=300, tolerance=1e-10)
@@ -88,6 +90,7 @@ def test_mini_batches_come_close_to_the_optimum():
     assert best.bound - 0.5 < settled.bound <= best.bound + 1e-9
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "order", [None, "parallel", ["z", ("weights", "components")], [("z", "weights"), "components"]]
 )

@@ -75,7 +75,7 @@ class Pointwise(Curvature):
     def measure(self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any) -> Measured:
         point_key, loss_key = keys(points, objective, key)
         if self.linear and objective.linear:
-            line = objective.linearized(q.mean, batch)
+            line = objective.linearized(q.mean, batch, full=q.structure.name == "full")
             examples, scales = objective.examples(line)
             center = line.outputs(q.mean)
             outputs, weights = points.outputs(q, center, line.jacobian, point_key)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
+from .families.structure import SharedFeatures, ravel
 from .regularizer import Flat, Regularizer, as_regularizer
 
 
@@ -63,6 +64,8 @@ class Linearized(eqx.Module):
     offset: Float[Array, "B K"]
 
     def outputs(self, theta: PyTree) -> Float[Array, "B K"]:
+        if isinstance(self.jacobian, SharedFeatures):
+            return self.offset + self.jacobian.outputs(ravel(theta))
         parts = jax.tree.map(lambda j, t: jnp.tensordot(j, t, axes=t.ndim), self.jacobian, theta)
         return self.offset + sum(jax.tree.leaves(parts))
 
@@ -73,8 +76,10 @@ class Objective(eqx.Module):
     `loss(params, example)` is a scalar; with `output=apply` it is `loss(apply(params, x), y)` for
     examples `(x, y)`. Both see one example; batches have a leading axis. `size` is N. The prior is
     `regularizer=δ` (the Gaussian N(0, 1/δ)), `prior=` a family, or `regularizer=` any function of
-    the parameters. `linear=True` says that `apply` is linear (or affine) in the parameters. `compute=jnp.bfloat16`
-    hands the loss its parameters and examples in that precision; q, gradients and sums stay as they are.
+    the parameters. `linear=True` says that `apply` is linear (or affine) in the parameters; `linear=features`, that
+    it is features(x)ᵀΘ, with Θ the ravelled parameters as a matrix of a column for each output, which saves a full
+    Gaussian work where there are several. `compute=jnp.bfloat16` hands the loss its parameters and examples in that
+    precision; q, gradients and sums stay as they are.
 
     >>> import jax.numpy as jnp
     >>> objective = Objective(lambda w, e: 0.5 * (e[1] - e[0] @ w) ** 2, size=4, regularizer=1.0)
@@ -85,7 +90,7 @@ class Objective(eqx.Module):
 
     loss: Callable[..., Any] = eqx.field(static=True)
     output: Callable[..., Any] | None = eqx.field(static=True)
-    linear: bool = eqx.field(static=True)
+    linear: Any = eqx.field(static=True)
     kind: str = eqx.field(static=True)
     compute: Any = eqx.field(static=True)
     size: Any
@@ -100,7 +105,7 @@ class Objective(eqx.Module):
         output: Callable[..., Any] | None = None,
         regularizer: Any = None,
         prior: Any = None,
-        linear: bool = False,
+        linear: bool | Callable[[Any], Array] = False,
         aux: PyTree = None,
         kind: str = "examples",
         compute: Any = None,
@@ -256,13 +261,19 @@ class Objective(eqx.Module):
         ravelled = lambda t, x: self._kept(jnp.ravel(apply(*self._computed((t, x)))))
         return jax.vmap(lambda x: jax.jacrev(lambda t: ravelled(t, x))(theta))(examples[0])
 
-    def linearized(self, theta: PyTree, batch: PyTree) -> Linearized:
-        """The batch with its outputs' Jacobian, for `linear` objectives: θ gives only the shapes."""
+    def linearized(self, theta: PyTree, batch: PyTree, *, full: bool = False) -> Linearized:
+        """The batch with its outputs' Jacobian, for `linear` objectives: θ gives only the shapes.
+
+        A `full` Gaussian can do with the features that the outputs share.
+        """
         if isinstance(batch, Linearized):
             return batch
         batch = batch.batch if isinstance(batch, Microbatches) else batch
         examples, _ = self.examples(batch)
         zero = jax.tree.map(jnp.zeros_like, theta)
+        if full and callable(self.linear):
+            shared = SharedFeatures(jax.vmap(self.linear)(examples[0]), zero)
+            return Linearized(batch, shared, self.outputs(zero, examples))
         return Linearized(batch, self.jacobians(zero, examples), self.outputs(zero, examples))
 
     def output_loss(self, theta: PyTree, examples: PyTree) -> Callable[[Array, Any], Array]:

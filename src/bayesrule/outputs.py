@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .families.structure import Structure
+from .families.structure import SharedFeatures, Structure
 from .measured import Measured
 from .objective import Objective
 
@@ -59,7 +59,10 @@ class Outputs(eqx.Module):
         """Gradient Jᵀ E∇_f ℓ and curvature Jᵀ M J, with M = E∇²_f ℓ unless given."""
         slope = self.scaled(self.expected(self.slopes))
         middle = self.scaled(self.hessians() if middle is None else middle)
-        gradient = jax.tree.map(lambda j: jnp.tensordot(slope, j, axes=((0, 1), (0, 1))), self.jacobian)
+        if isinstance(self.jacobian, SharedFeatures):
+            gradient = self.jacobian.pulled(slope)
+        else:
+            gradient = jax.tree.map(lambda j: jnp.tensordot(slope, j, axes=((0, 1), (0, 1))), self.jacobian)
         value = jnp.sum(self.scaled(self.expected(self.losses)))
         return Measured(value, gradient, structure.of_sandwich(self.jacobian, middle), aux)
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from .families.base import Family
 from .families.conditional import ConditionalFamily
-from .families.structure import GaussianFamily, ravel, unravel
+from .families.structure import GaussianFamily, SharedFeatures, ravel, unravel
 
 
 class PointSet(NamedTuple):
@@ -62,6 +62,8 @@ class Points(eqx.Module):
         _check_linear(q)
         spots = self.at(q, key)
         deviation = ravel(jax.tree.map(jnp.subtract, spots.theta, q.mean), 1)
+        if isinstance(jacobian, SharedFeatures):
+            return center + jacobian.outputs(deviation), spots.weights
         return center + jnp.einsum("bkp,sp->sbk", ravel(jacobian, 2), deviation), spots.weights
 
 

@@ -75,7 +75,7 @@ def run_chunk(
     parted = lambda batch: batch if microbatches == 1 else Microbatches(batch, microbatches)
     mover = carry[0].q.mover
     if batch_size is None and microbatches == 1 and objective.linear and isinstance(mover, GaussianFamily):
-        data = objective.linearized(mover.mean, data)  # once for all steps
+        data = objective.linearized(mover.mean, data, full=mover.structure.name == "full")  # once for all steps
     if batch_size is None:
         data = objective.prepared(data)
 

@@ -112,6 +112,7 @@ def test_one_step_is_k_fac(curvature):
     assert bool(info.finite)
 
 
+@pytest.mark.extended
 def test_noisy_k_fac_trains_a_convolutional_network():
     from bayesrule.models import networks
 

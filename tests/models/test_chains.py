@@ -82,6 +82,7 @@ def turning(series=1, steps=60):
     return y - np.nanmean(y, axis=(0, 1))
 
 
+@pytest.mark.extended
 def test_em_is_expectation_maximisation():
     """One sweep against the smoother's moments and the textbook's M-step, and the likelihood never falls."""
     y = turning()
@@ -174,6 +175,7 @@ def test_a_vague_prior_leaves_the_noise_as_it_is(noise):
     assert_allclose(kalman.log_likelihood(single, y.astype(np.float32), np.float32(noise)), found, rtol=1e-4)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("parallel", [False, True])
 def test_gradients_where_a_variance_is_zero(parallel):
     """Against differences from the side on which there are state spaces."""

@@ -122,6 +122,7 @@ def test_one_sparse_step_gives_the_collapsed_bound():
             assert_allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_sparse_mini_batches_end_at_the_optimum():
     """Sites renew themselves batch by batch, so that a constant rate ends where the whole data do, also with a mean."""
     likelihood, data = factors.poisson_exp("y", {"f": None}), {"x": X, "y": COUNTS}

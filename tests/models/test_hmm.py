@@ -130,6 +130,7 @@ def test_svi_is_vmp_with_whole_steps_and_comes_close_in_batches():
     assert highest - 2 < bound(model, batches.q, {"y": y}) <= highest + 1e-6
 
 
+@pytest.mark.extended
 def test_any_log_likelihood_by_newton_s_m_step():
     """Student-t emissions: EM with `Delta()` points ends where the marginal likelihood's gradient is 0."""
     y = observed("full")[..., 0]

@@ -36,6 +36,7 @@ def test_em_ends_where_scikit_learn_s_does(covariance):
     assert_allclose(chances[:, order[0]], theirs.predict_proba(ROWS)[:, order[1]], atol=1e-4)
 
 
+@pytest.mark.extended
 def test_a_bayesian_mixture_by_whole_and_by_batches():
     model, data = gaussian_mixture(ROWS, 6, priors="default"), {"y": ROWS}
     whole = blr.fit(blr.vmp(order="parallel"), model, None, data, steps=60)
@@ -140,6 +141,7 @@ def corpus():
     return np.stack([random.multinomial(60, share @ topics) for share in mixed]), mixed, topics
 
 
+@pytest.mark.extended
 def test_topics_are_found_again():
     counts, mixed, topics = corpus()
     model, data = latent_dirichlet(15, 3), documents(scipy.sparse.csr_matrix(counts))

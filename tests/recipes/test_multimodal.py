@@ -209,6 +209,7 @@ def test_weights_are_the_basins_shares():
     assert abs(left.weight - 0.25) < 0.05
 
 
+@pytest.mark.extended
 def test_a_search_with_data_and_a_prior():
     """The regularizer counts: y = x² has two roots, and the prior N(1, …) makes one of them lower."""
     examples = jnp.array([0.9, 1.1, 1.0])
@@ -321,6 +322,7 @@ def test_a_checkpoint_of_a_search_is_to_go_on_from(tmp_path):
         blr.fit(blr.newton().replace(family=blr.Mixture), himmelblau, point, steps=1)
 
 
+@pytest.mark.extended
 def test_a_search_with_draws():
     points = blr.MonteCarlo(8, antithetic=True)
     rule = blr.multimodal(0.5, components=8, bounds=BOX, patience=20).replace(points=points)

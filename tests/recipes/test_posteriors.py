@@ -137,6 +137,7 @@ def breast_cancer():
     return jnp.asarray(np.column_stack([np.ones(len(y)), x])), jnp.asarray(2.0 * y - 1)
 
 
+@pytest.mark.extended
 def test_bounds_rise_with_the_family():
     """Diagonal ≤ low rank, rising with the rank ≤ full; at full rank slang meets the full Gaussian."""
     x, y = breast_cancer()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import pytest
 from numpy.testing import assert_allclose
 from sklearn.datasets import load_iris
 
@@ -110,6 +111,7 @@ def test_pca_with_ard():
     same(q["noise"], state["tau"], shape="shape", rate="rate")
 
 
+@pytest.mark.extended
 def test_linear_state_space():
     """States, loadings and transitions all unknown, with a precision for every column of the latter two."""
     case = REFERENCE["chain"]

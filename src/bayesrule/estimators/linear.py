@@ -54,8 +54,8 @@ class _Linear(Estimator):
         self.batch_size = batch_size
         self.random_state = random_state
 
-    def _rule(self, outputs: int | None, rows: int) -> Rule:
-        return linear_rule(self.recipe, 1 if outputs is None else outputs, self._steps(rows), self)
+    def _rule(self, outputs: int | None, X: np.ndarray) -> Rule:
+        return linear_rule(self.recipe, 1 if outputs is None else outputs, self._steps(len(X)), self, X.shape)
 
     def _steps(self, rows: int) -> int:
         return self.max_iter if self.batch_size is None else self.max_iter * -(-rows // self.batch_size)
@@ -63,11 +63,11 @@ class _Linear(Estimator):
     def _learn(self, X: np.ndarray, y: np.ndarray, counts: np.ndarray, start: Any) -> Self:
         """From the start, with the prior's strength found on the way or given."""
         outputs = start["w"].shape[1] if start["w"].ndim == 2 else None
-        rule, features = self._rule(outputs, len(X)), X.shape[1]
+        rule, features = self._rule(outputs, X), X.shape[1]
         # Empty columns change nothing (their weights stay at the prior), and save compiling for every width.
         wide = columns(features) if isinstance(self.recipe, str) else features
         start = {**start, "w": padded(start["w"], wide)}
-        objective = regression.regression(self._kind, counts.sum())
+        objective = regression.regression(self._kind, counts.sum(), intercept=self.fit_intercept)
         prior = regression.strength if self.fit_intercept else regression.strength_alone
         data = _data(X, y, counts, wide)
         at = lambda strength: dataclasses.replace(objective, regularizer=as_regularizer(prior({"w": strength}), None))
@@ -146,11 +146,11 @@ class _Linear(Estimator):
     def _stream(self, X: np.ndarray, y: np.ndarray, counts: np.ndarray) -> Self:
         """More data: what was the posterior is the prior now."""
         prior = jax.tree.map(jnp.asarray, self.posterior_)
-        objective = regression.regression(self._kind, counts.sum())
+        objective = regression.regression(self._kind, counts.sum(), intercept=self.fit_intercept)
         objective = dataclasses.replace(objective, regularizer=as_regularizer(None, prior))
         outputs = self.coef_.shape[0] if self.coef_.ndim == 2 else None
         before = self.bound_
-        result = self._taken(self._rule(outputs, len(X)), objective, prior, _data(X, y, counts, X.shape[1]), len(X))
+        result = self._taken(self._rule(outputs, X), objective, prior, _data(X, y, counts, X.shape[1]), len(X))
         self._keep(result, X.shape[1])
         self.bound_ = None if result.bound is None or before is None else before + float(result.bound)
         return self

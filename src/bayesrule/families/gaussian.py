@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ..steps import Step
 from .base import ExponentialFamily
-from .structure import FULL, GaussianFamily, Structure, floating, ravel, unravel
+from .structure import FULL, GaussianFamily, SharedFeatures, Structure, floating, ravel, unravel
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -183,6 +183,8 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         return _inverse(jnp.linalg.cholesky(self.precision))
 
     def output_covariance(self, jacobian: PyTree) -> Float[Array, "B K K"]:
+        if isinstance(jacobian, SharedFeatures):
+            return jacobian.covariance(self.covariance())
         flat = ravel(jacobian, 2)
         rows = flat.reshape((-1, flat.shape[-1]))
         spread = (rows @ self.covariance()).reshape(flat.shape)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from ..noise import normal
@@ -46,6 +47,48 @@ def slope_diagonal(slope: Callable[[Array], Array], at: Array) -> Array:
         return jax.jvp(slope, (at,), (tangent,))[1][j]
 
     return jax.lax.map(one, jnp.arange(at.size), batch_size=min(64, max(1, at.size)))
+
+
+class SharedFeatures(eqx.Module):
+    """The Jacobian of K outputs that are linear in the same D features, f = φᵀΘ with the ravelled θ as Θ (D, K): φ.
+
+    For a full Gaussian, whose matrices then have a D×D block for each pair of outputs: K times fewer operations than
+    with the K Jacobians written out. `like` is any θ.
+    """
+
+    features: Float[Array, "B D"]
+    like: PyTree
+
+    def outputs(self, vectors: Float[Array, "... P"]) -> Float[Array, "... B K"]:
+        """Jθ for θ as vectors."""
+        matrices = vectors.reshape((*vectors.shape[:-1], self.features.shape[1], -1))
+        return jnp.einsum("bd,...dk->...bk", self.features, matrices)
+
+    def pulled(self, slopes: Float[Array, "B K"]) -> PyTree:
+        """Jᵀ of every example's slopes, summed."""
+        return unravel((self.features.T @ slopes).ravel(), self.like)
+
+    def sandwich(self, middle: Float[Array, "B K K"]) -> Float[Array, "P P"]:
+        """Σ_b J_bᵀM_bJ_b, for symmetric M."""
+        features, size = self.features, middle.shape[-1]
+        rows, columns = np.triu_indices(size)
+        # One pair of outputs after another, so that nothing of the size B·D·K² is made.
+        blocks = jax.lax.map(lambda weights: (features * weights[:, None]).T @ features, middle[:, rows, columns].T)
+        whole = jnp.zeros((size, size, *blocks.shape[1:]), blocks.dtype)
+        whole = whole.at[rows, columns].set(blocks).at[columns, rows].set(blocks)
+        return jnp.transpose(whole, (2, 0, 3, 1)).reshape((features.shape[1] * size, -1))
+
+    def covariance(self, covariance: Float[Array, "P P"]) -> Float[Array, "B K K"]:
+        """J_b C J_bᵀ for each example."""
+        features = self.features
+        size = covariance.shape[0] // features.shape[1]
+        rows, columns = np.triu_indices(size)
+        blocks = covariance.reshape((features.shape[1], size, features.shape[1], size))
+        blocks = jnp.transpose(blocks, (1, 3, 0, 2))[rows, columns]
+        found = jax.lax.map(lambda block: jnp.sum((features @ block) * features, axis=1), blocks)
+        whole = jnp.zeros((size, size, len(features)), found.dtype)
+        whole = whole.at[rows, columns].set(found).at[columns, rows].set(found)
+        return jnp.transpose(whole, (2, 0, 1))
 
 
 class Structure:
@@ -109,6 +152,8 @@ class FullStructure(Structure):
         return 0.5 * (matrix + matrix.T)
 
     def of_sandwich(self, jacobian: PyTree, middle: Float[Array, "B K K"]) -> Float[Array, "P P"]:
+        if isinstance(jacobian, SharedFeatures):
+            return jacobian.sandwich(middle)
         flat = ravel(jacobian, 2)
         rows = flat.reshape((-1, flat.shape[-1]))
         return _times(middle, flat).reshape(rows.shape).T @ rows

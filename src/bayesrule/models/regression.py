@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..families.diagonal import DiagonalGaussian
 from ..families.gaussian import Gaussian
+from ..families.structure import SharedFeatures
 from ..objective import Objective
 from ..points import even_noise
 
@@ -25,6 +26,16 @@ _ROWS = 1 << 14  # that are predicted at a time
 def scores(params: PyTree, x: Float[Array, " D"]) -> Array:
     """f = wᵀx + b: one number, or one for each column of w. Without "b" there is no intercept."""
     return x @ params["w"] + params.get("b", 0.0)
+
+
+def with_one(x: Float[Array, " D"]) -> Float[Array, " D+1"]:
+    """The features that all scores share: 1 for the intercept, which comes first in the ravelled parameters, and x."""
+    return jnp.concatenate([jnp.ones(1, x.dtype), x])
+
+
+def as_it_is(x: Float[Array, " D"]) -> Float[Array, " D"]:
+    """The features of scores without an intercept."""
+    return x
 
 
 def logistic(f: Array, y: Any) -> Array:
@@ -62,7 +73,7 @@ def classes(f: Float[Array, "... K-1"]) -> Float[Array, "... K"]:
 LOSSES = {"logistic": logistic, "softmax": softmax, "poisson": poisson}
 
 
-def regression(kind: str, size: Any, regularizer: Any = None) -> Objective:
+def regression(kind: str, size: Any, regularizer: Any = None, *, intercept: bool = True) -> Objective:
     """The objective of a generalised linear model: "logistic", "softmax" or "poisson", for examples (x, y).
 
     >>> import bayesrule as blr, jax.numpy as jnp
@@ -72,7 +83,9 @@ def regression(kind: str, size: Any, regularizer: Any = None) -> Objective:
     >>> round(float(result.q.mean["w"][0]), 3)
     0.291
     """
-    return Objective(LOSSES[kind], output=scores, linear=True, size=size, regularizer=regularizer)
+    several = with_one if intercept else as_it_is
+    linear = several if kind == "softmax" else True
+    return Objective(LOSSES[kind], output=scores, linear=linear, size=size, regularizer=regularizer)
 
 
 def strength(hyper: PyTree) -> PyTree:
@@ -99,10 +112,12 @@ def zeros(features: int, outputs: int | None = None, *, intercept: bool = True) 
 def outputs(q: Any, x: Float[Array, "N D"]) -> tuple[Array, Array]:
     """The mean of every row's f, and its variance (covariance where there are several)."""
     center = jax.vmap(partial(scores, q.mean))(x)
-    several = center.ndim == 2
+    if center.ndim == 2 and isinstance(q, Gaussian):
+        features = jax.vmap(with_one if "b" in q.mean else as_it_is)(x)
+        return center, q.output_covariance(SharedFeatures(features, q.mean))
     jacobian = jax.vmap(jax.jacrev(lambda params, row: jnp.atleast_1d(scores(params, row))), (None, 0))(q.mean, x)
     covariance = q.output_covariance(jacobian)
-    return center, covariance if several else covariance[:, 0, 0]
+    return center, covariance if center.ndim == 2 else covariance[:, 0, 0]
 
 
 @partial(jax.jit, static_argnames="kind")
