@@ -14,6 +14,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from bayesrule.estimators import GaussianProcessClassifier, GaussianProcessRegressor
 from bayesrule.models.kernels import RBF, Matern32
+from bayesrule.models.sparse_gp import log_evidence
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.uniform(-3, 3, (48, 2))
@@ -95,6 +96,8 @@ def test_few_inducing_inputs():
     assert few.x_places_.shape == (30, 2)
     assert whole.log_evidence_ - 10 < few.bound_ < whole.log_evidence_ + 1e-6
     assert_allclose(few.predict(NEW), whole.predict(NEW), atol=1.0)
+    numbers = (few.kernel_, few.x_places_, X, (Y - Y.mean()) / Y.std(), few.noise_ / Y.var())
+    assert_allclose(few.bound_, float(log_evidence(*numbers)) - 48 * np.log(Y.std()), rtol=1e-8)
     labels = GaussianProcessClassifier(RBF(2.0, 1.0), n_inducing=20, optimizer=None).fit(X, LABELS)
     dense = GaussianProcessClassifier(RBF(2.0, 1.0), n_inducing=None, optimizer=None).fit(X, LABELS)
     assert dense.bound_ - 5 < labels.bound_ < dense.bound_ + 1e-6

@@ -26,8 +26,8 @@ _GAUSSIAN: dict[str, tuple[float, Callable[..., Rule]]] = {
     "slang": (0.1, slang),
     "adam": (0.03, adam),
     "rmsprop": (0.01, rmsprop),
-    "sgd": (0.3, partial(sgd, momentum=0.9)),
-    "dropout": (0.3, dropout),
+    "sgd": (0.05, partial(sgd, momentum=0.9)),
+    "dropout": (0.2, dropout),
 }
 _POINT = ("adam", "rmsprop", "sgd", "dropout")  # these have no temperature
 GAUSSIAN = tuple(_GAUSSIAN)
@@ -49,7 +49,8 @@ def gaussian(name: str, steps: int | None, temperature: float, pace: float = 1.0
 def binary(name: str, steps: int | None) -> Rule:
     """The same for recipes of ±1 weights."""
     if name == "bayesbinn":
-        return bayesbinn(_falling(_BINARY[name], steps), relaxation=1.0, averaging=0.9, temperature=0.1)
+        # Without smoothing the scale of the gradients has tails so heavy that wider networks end in numbers too large.
+        return bayesbinn(_falling(_BINARY[name], steps), smoothing=0.1, averaging=0.9, temperature=0.1)
     return straight_through(_falling(_BINARY[name], steps), averaging=0.9)
 
 
