@@ -118,14 +118,12 @@ def bilinear(views: dict[str, Seen], known: dict[str, Array], y: Array) -> Array
     if vw.ndim == w.ndim:
         vw = vw[..., None] * jnp.eye(w.shape[-1], dtype=w.dtype)
     log, scale = scales("precision", views, known)
-    center, blur = moments("mean", views, known)
-    y = y - center
-    if isinstance(getattr(left.q, "of", left.q), SharedGaussian) and scale.ndim < 2 and "mean" not in views:
+    if isinstance(getattr(left.q, "of", left.q), SharedGaussian) and scale.ndim < 2:
         return bilinear_whole(x, left.expectation[1], vx[0], w, vw, y, log, scale)
     size = x.shape[-1] ** 2
     outer = lambda m: (m[..., :, None] * m[..., None, :]).reshape(-1, size)
     vx, vw = vx.reshape(-1, size), vw.reshape(-1, size)
-    doubt = (outer(x) @ vw.T + vx @ (vw + outer(w)).T).reshape(y.shape) + blur
+    doubt = (outer(x) @ vw.T + vx @ (vw + outer(w)).T).reshape(y.shape)
     return 0.5 * (log - _LOG_2PI - scale * ((y - x @ w.T) ** 2 + doubt))
 
 

@@ -97,13 +97,13 @@ def linear(observed: str, predictors: Mapping[str, str | None], *, precision: Gi
     )
 
 
-def bilinear(observed: str, left: str, right: str, *, mean: Given = 0.0, precision: Given = 1.0) -> Factor:
-    """y_nd ~ N(mean + w_d·x_n, 1/precision), both unknown: `left` has a row for each n, `right` for each d (PCA).
+def bilinear(observed: str, left: str, right: str, *, precision: Given = 1.0) -> Factor:
+    """y_nd ~ N(w_d·x_n, 1/precision) with both unknown: `left` has a row for each n, `right` for each d (PCA).
 
     A `SharedGaussian` as `left` is fastest, and exact where all of y is observed, which it asks for. With the states of
     chains as `left`, a `BandedGaussian`, y is (…, T, M).
     """
-    names, known = _named(left=left, right=right, mean=mean, precision=precision)
+    names, known = _named(left=left, right=right, precision=precision)
     return Factor(
         logs.Bound(logs.bilinear, tuple(names), known), *names.values(), data=observed, of="seen", said="bilinear"
     )

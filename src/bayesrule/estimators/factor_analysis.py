@@ -71,8 +71,8 @@ class _Factors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Iterated):
         found = self._settle(partial(_built, rows, size, self._noise, holes), data, len(X))
         self._keep(found)
         blocks = self.posterior_.blocks
-        self.mean_ = center + (self.scale_ * np.asarray(blocks["mean"].mean) if holes else 0.0)
-        self.components_ = np.asarray(blocks["loadings"].mean).T * self.scale_
+        loadings = np.asarray(blocks["loadings"].mean).T * self.scale_
+        self.components_, self.mean_ = loadings[:size], center + loadings[size:].sum(0)  # the mean's, if there is one
         noise = np.asarray(1 / blocks["noise"].mean) * self.scale_**2
         self.noise_variance_: Any = float(noise[0]) if self._noise == "one" else noise
         if isinstance(blocks["loadings"], Peak):
@@ -103,7 +103,8 @@ class _Factors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Iterated):
         loadings = self.posterior_["loadings"]
         if isinstance(loadings, Peak):
             return None
-        return np.asarray(loadings.covariance()) * self.scale_[:, None, None] ** 2
+        size = len(self.components_)
+        return np.asarray(loadings.covariance())[:, :size, :size] * self.scale_[:, None, None] ** 2
 
     @double
     def transform(self, X: Any) -> np.ndarray:
@@ -156,8 +157,8 @@ class FactorAnalysis(_Factors):
     Attributes
     ----------
     components_ (K, D), mean_, noise_variance_ : estimates; under a posterior E W, E m and 1/E[1/ψ].
-    posterior_ : families over "loadings", "noise" (1/ψ), "mean" (a displacement, where values are missing) and, for
-        "vmp", "scales", of X in units of `scale_` around its columns' means; for EM, points.
+    posterior_ : families over "loadings", "noise" (1/ψ) and, for "vmp", "scales", of X in units of `scale_` around its
+        columns' means; where values are missing, the last loading is the displacement of m. For EM, points.
     bound_ : the evidence lower bound, every constant included; for EM the log-likelihood. n_iter_, converged_.
 
     Examples

@@ -10,12 +10,15 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .. import factors
-from ..families.diagonal import DiagonalGaussian
 from ..families.gamma import Gamma
 from ..families.gaussian import Gaussian
 from ..families.shared import SharedGaussian
 from ..model import Model
 from ..objective import Weighted
+from . import factor_scores
+
+_HELD = 1e8  # the precision of a number that is held at 1
+_TURNS = 50
 
 
 def factor_analysis(
@@ -34,9 +37,9 @@ def factor_analysis(
     maximum likelihood, for `em("loadings", "noise")`; the default ones, for `vmp()` and `svi()`, give every column of
     the loadings a precision of its own (a factor that is not needed fades) and all precisions Gamma(10⁻³, 10⁻³).
     `noise="one"` has the same τ for all columns. `shared` keeps one covariance for all rows: several times faster,
-    where nothing is missing and no mini-batches are taken. With `mean` there is a block "mean" too, (D,), to be named
-    among `em`'s: the columns' own means are not the best where entries are missing. The start is the principal
-    components, drawn beyond those (`key`).
+    where nothing is missing and no mini-batches are taken. With `mean` the loadings have one more column,
+    the mean's, for a number of each row that is held at 1: where entries are missing, the columns' own means are not
+    the best. The start is the principal components, drawn beyond those (`key`).
 
     >>> import bayesrule as blr, jax, jax.numpy as jnp
     >>> y = jax.random.normal(jax.random.key(0), (50, 1)) * jnp.array([1.0, 2.0, -1.0])
@@ -52,26 +55,27 @@ def factor_analysis(
         raise ValueError(f'noise= is "each" (a precision for every column) or "one" for all, got {noise!r}.')
     if priors not in ("flat", "default"):
         raise ValueError(f'priors= is "flat" (maximum likelihood) or "default", got {priors!r}.')
-    if shared and np.any(np.isnan(rows)):
+    if shared and (mean or np.any(np.isnan(rows))):
         raise ValueError("Rows that are missing in part have covariances of their own: leave shared=True out.")
     start, left = principal(rows, size, key)
+    held = jnp.zeros(size)
+    if mean:
+        start, size = jnp.pad(start, ((0, 0), (0, 1))), size + 1
+        held = jnp.zeros(size).at[-1].set(1.0)
     spread = jnp.broadcast_to(10 * jnp.eye(size), (rows.shape[1], size, size))
-    latent = SharedGaussian(jnp.zeros((len(rows), size))) if shared else Gaussian(jnp.zeros(size), jnp.eye(size))
+    alone = Gaussian(held, jnp.diag(1.0 + _HELD * held))
+    latent = SharedGaussian(jnp.zeros((len(rows), size))) if shared else alone
     kind = jnp.mean(left) if noise == "one" else left
     blocks: dict[str, Any] = {"loadings": Gaussian(start, spread), "noise": Gamma(jnp.full_like(kind, 2.0), kind)}
     terms = {
         "latent": factors.prior("latent", latent),
-        "y": factors.bilinear("y", "latent", "loadings", mean="mean" if mean else 0.0, precision="noise"),
+        "y": factors.bilinear("y", "latent", "loadings", precision="noise"),
     }
-    if mean:
-        blocks["mean"] = DiagonalGaussian(jnp.zeros(rows.shape[1]), len(rows) / left)
     if priors == "default":
         vague = Gamma(jnp.asarray(1e-3), jnp.asarray(1e-3))
         blocks["scales"] = Gamma(jnp.ones(size), jnp.ones(size))
         terms |= {f"prior of {name}": factors.prior(name, vague) for name in ("scales", "noise")}
         terms["loadings"] = factors.gaussian("loadings", precision="scales")
-        if mean:
-            terms["prior of mean"] = factors.prior("mean", DiagonalGaussian(jnp.zeros(rows.shape[1]), 1e-6 / left))
     if shared:
         return Model({"latent": latent, **blocks}, terms)
     return Model(blocks, terms, local={"latent": latent})
@@ -129,9 +133,22 @@ def principal(rows: np.ndarray, size: int, key: Any) -> tuple[Float[Array, "D K"
     if np.any(variance == 0):
         raise ValueError(f"The columns {np.flatnonzero(variance == 0).tolist()} do not vary: leave them out.")
     filled = np.where(there, rows, 0.0)
-    _, values, vectors = np.linalg.svd(filled / np.sqrt(len(rows)), full_matrices=False)
-    found = (vectors * values[:, None]).T[:, :size]
+    found, left = _axes(filled, size, 0.05 * variance)
+    if not there.all():
+        # EM goes a long way slowly where the noise is small; what is missing is filled by turns with the axes.
+        for _ in range(_TURNS):
+            before, filled = filled, factor_scores.filled(rows, found, left)
+            found, left = _axes(filled, size, 0.05 * variance)
+            if np.mean((filled - before) ** 2) < 1e-6 * np.mean(variance):
+                break
     random = np.random.default_rng(np.asarray(jax.random.key_data(jax.random.key(0) if key is None else key)))
     more = np.sqrt(0.1 * variance)[:, None] * random.normal(size=(len(variance), max(0, size - found.shape[1])))
-    left = np.maximum(np.mean(filled**2, axis=0) - np.sum(found**2, axis=1), 0.05 * variance)
     return jnp.asarray(np.concatenate([found, more], axis=1), float), jnp.asarray(left, float)
+
+
+def _axes(rows: np.ndarray, size: int, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The first principal axes (D, K), as long as their standard deviations, and what they leave of each variance."""
+    values, vectors = np.linalg.eigh(rows.T @ rows / len(rows))
+    count = min(size, *rows.shape)
+    found = (vectors * np.sqrt(np.maximum(values, 0.0)))[:, ::-1][:, :count]
+    return found, np.maximum(np.mean(rows**2, axis=0) - np.sum(found**2, axis=1), least)
