@@ -253,6 +253,8 @@ def matched(
     steps: int = 50,
     tolerance: float = 1e-8,
     rounds: int = 30,
+    belief: Callable[[PyTree], Any] | None = None,
+    held: Sequence[str] = (),
     run: Callable[..., Result] = fit,
     **options: Any,
 ) -> Evidence:
@@ -262,8 +264,9 @@ def matched(
     evidence $\log Z(η) = A(λ_0(η) + \tildeλ) − A(λ_0(η))$ costs no look at the data: it is maximised over η between
     fits of q, until neither moves. Its slope $−∂_ηE_{q}R_η$ is the bound's, so that both have the same maximum. Under
     the delta method these are MacKay's updates. `prior(hyper)` is what `Objective` takes as `regularizer=` (define it
-    once, outside of loops); for numbers that the likelihood depends on there is `empirical_bayes`. Other options go to
-    `fit`.
+    once, outside of loops); for numbers that the likelihood depends on there is `empirical_bayes`. `belief(hyper)`, a
+    log density, is added to the evidence, which may have no maximum of its own (classes that can be separated); the
+    numbers of a dict whose names are `held` stay as they are. Other options go to `fit`.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> y = jnp.array([3.0, -2.0, 2.5, -3.5])                       # y ~ N(θ, 1), one θ each
@@ -280,7 +283,8 @@ def matched(
         regularizer = as_regularizer(prior(hyper), None)
         here = dataclasses.replace(objective, regularizer=regularizer)
         result = run(rule, here, start, data, steps=steps, tolerance=wanted, **options)
-        better, _ = conjugate_evidence(prior, hyper, result.q, likelihood_message(regularizer, result.q))
+        message = likelihood_message(regularizer, result.q)
+        better, _ = conjugate_evidence(prior, hyper, result.q, message, belief=belief, held=held)
         pairs = zip(jax.tree.leaves(better), jax.tree.leaves(hyper), strict=True)
         moved = max(float(np.max(np.abs(np.log(np.asarray(new) / np.asarray(old))))) for new, old in pairs)
         if result.reason not in ("converged", "steps") or (moved < still and wanted == tolerance):
@@ -305,13 +309,14 @@ def conjugate_evidence(
     message: PyTree,
     likelihood: Callable[[PyTree, PyTree], tuple[PyTree, Array]] | None = None,
     *,
+    belief: Callable[[PyTree], Any] | None = None,
     held: Sequence[str] = (),
 ) -> tuple[PyTree, float]:
     r"""The positive numbers η that maximise $\log Z(η) = A(λ_0(η) + \tildeλ) − A(λ_0(η))$, and log Z there.
 
     Searched in logarithms from `hyper`. `likelihood(hyper, message)` gives the message and the logarithm of the
     likelihood's constant where these depend on the numbers too. q says which family it is; the numbers of a dict whose
-    names are `held` stay as they are.
+    names are `held` stay as they are. `belief(hyper)` is a log density that is added.
     """
     from scipy.optimize import minimize
 
@@ -319,7 +324,9 @@ def conjugate_evidence(
     first = np.log(np.asarray(flat, float))
 
     def scored(logs: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _conjugate_evidence(q, message, unflatten(jnp.asarray(logs, flat.dtype)), prior, likelihood)
+        value, slope = _conjugate_evidence(
+            q, message, unflatten(jnp.asarray(logs, flat.dtype)), prior, likelihood, belief
+        )
         return float(value), np.asarray(ravel_pytree(slope)[0], float)
 
     reach = math.log(_REACH)
@@ -337,14 +344,17 @@ def _prior_natural(regularizer: Regularizer, q: Any) -> PyTree:
     return jax.tree.map(jnp.negative, q.natural_step(Step(gradient, curvature, 1.0, 1.0, 1.0)))
 
 
-@partial(jax.jit, static_argnames=("prior", "likelihood"))
-def _conjugate_evidence(q: Any, message: PyTree, logs: PyTree, prior: Any, likelihood: Any) -> tuple[Array, PyTree]:
+@partial(jax.jit, static_argnames=("prior", "likelihood", "belief"))
+def _conjugate_evidence(
+    q: Any, message: PyTree, logs: PyTree, prior: Any, likelihood: Any, belief: Any
+) -> tuple[Array, PyTree]:
     """Minus log Z(η), and its slope in log η: at the conjugate posterior q's own slope vanishes."""
 
     def loss(logs: PyTree) -> Array:
         hyper = jax.tree.map(jnp.exp, logs)
         regularizer = as_regularizer(prior(hyper), None)
         said, constant = (message, 0.0) if likelihood is None else likelihood(hyper, message)
+        constant = constant if belief is None else constant + belief(hyper)
         natural = jax.tree.map(jnp.add, said, _prior_natural(regularizer, q))
         posterior = jax.lax.stop_gradient(q.with_natural(natural))
         products = jax.tree.map(jnp.vdot, said, posterior.expectation())

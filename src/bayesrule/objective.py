@@ -272,7 +272,7 @@ class Objective(eqx.Module):
         examples, _ = self.examples(batch)
         zero = jax.tree.map(jnp.zeros_like, theta)
         if full and callable(self.linear):
-            shared = SharedFeatures(jax.vmap(self.linear)(examples[0]), zero)
+            shared = SharedFeatures(jnp.asarray(jax.vmap(self.linear)(examples[0])), zero)
             return Linearized(batch, shared, self.outputs(zero, examples))
         return Linearized(batch, self.jacobians(zero, examples), self.outputs(zero, examples))
 

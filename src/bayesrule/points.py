@@ -206,13 +206,14 @@ class QuasiMonteCarlo(Points):
 
     def at(self, q: Any, key: Any) -> PointSet:
         noise, weights = even_noise(self.samples, q.noise_size)
-        return PointSet(q.transformed(jnp.asarray(noise, jnp.result_type(*jax.tree.leaves(q.mean)))), weights)
+        noise = jnp.asarray(noise, jnp.result_type(*jax.tree.leaves(q.mean)))
+        return PointSet(q.transformed(noise), jnp.asarray(weights))
 
     def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Any) -> tuple[Array, Array]:
         _check_linear(q)
         noise, weights = even_noise(self.samples, center.shape[1])
         factor = _factor(q.output_covariance(jacobian))
-        return center + jnp.einsum("bkl,sl->sbk", factor, jnp.asarray(noise, center.dtype)), weights
+        return center + jnp.einsum("bkl,sl->sbk", factor, jnp.asarray(noise, center.dtype)), jnp.asarray(weights)
 
     def __repr__(self) -> str:
         return f"QuasiMonteCarlo({self.samples})"

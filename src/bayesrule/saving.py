@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 _FORMAT = 1
+_PROGRAMS = ("__main__", "cli", "report", "runs")
 
 
 def write(path: str | Path, value: Any) -> None:
@@ -30,10 +31,17 @@ def write(path: str | Path, value: Any) -> None:
     try:
         with os.fdopen(handle, "wb") as file:
             np.savez(file, allow_pickle=False, header=np.array(header), **arrays)
+        Path(temporary).chmod(0o666 & ~_umask())  # a temporary file is its owner's alone
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def read(path: str | Path, like: PyTree = None) -> Any:
@@ -122,8 +130,11 @@ def _decoded(described: Any, arrays: dict[str, np.ndarray], like: PyTree) -> Any
 
 def _module(described: Any, arrays: dict[str, np.ndarray], like: PyTree) -> eqx.Module:
     module, name = described["module"]
+    rooms = module.split(".")
     try:
-        kind = getattr(importlib.import_module(module), name, None) if module.startswith("bayesrule.") else None
+        # The library's own types, and not its programs: importing one of those would run it.
+        ours = rooms[0] == "bayesrule" and len(rooms) > 1 and rooms[1] not in _PROGRAMS
+        kind = getattr(importlib.import_module(module), name, None) if ours else None
     except ModuleNotFoundError:
         kind = None
     if not (isinstance(kind, type) and issubclass(kind, eqx.Module)):

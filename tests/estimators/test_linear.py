@@ -16,6 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import bayesrule as blr
 from bayesrule.estimators import LogisticRegression, PoissonRegression, RidgeRegression
+from bayesrule.models.regression import wide
 
 
 @parametrize_with_checks([RidgeRegression(), LogisticRegression(recipe="laplace"), PoissonRegression(recipe="laplace")])
@@ -56,6 +57,18 @@ def test_ridge_agrees_with_scikit_learns():
     theirs_mean, theirs_std = theirs.predict(X, return_std=True)
     np.testing.assert_allclose(mean, theirs_mean, rtol=1e-3)
     np.testing.assert_allclose(std, theirs_std, rtol=5e-3)
+
+
+def test_ridge_does_not_mind_large_means():
+    X, y = standardized(load_diabetes)
+    plain, moved = RidgeRegression().fit(X, y), RidgeRegression().fit(X + 1e8, y + 1e9)
+    np.testing.assert_allclose(moved.coef_, plain.coef_, rtol=1e-4)
+    assert moved.noise_ == pytest.approx(plain.noise_, rel=1e-6)
+    assert moved.log_evidence_ == pytest.approx(plain.log_evidence_, rel=1e-6)
+    mean, std = plain.predict(X, return_std=True)
+    theirs, theirs_std = moved.predict(X + 1e8, return_std=True)
+    np.testing.assert_allclose(theirs - 1e9, mean, rtol=1e-5)
+    np.testing.assert_allclose(theirs_std, std, rtol=1e-6)
 
 
 def test_ridge_streams():
@@ -114,7 +127,16 @@ def test_the_strength_is_a_maximum_of_the_bound():
     X = X[:, :6]
     model = LogisticRegression().fit(X, y)
     others = [LogisticRegression(prior_precision=factor * model.prior_precision_).fit(X, y) for factor in (0.8, 1.25)]
-    assert all(other.bound_ < model.bound_ for other in others)
+    believed = lambda one: one.bound_ + float(wide({"w": one.prior_precision_, "unit": 1.0}))
+    assert all(believed(other) < believed(model) for other in others)
+
+
+def test_classes_that_can_be_separated_have_no_huge_weights():
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(60, 3))
+    model = LogisticRegression().fit(X, X[:, 0] > 0)
+    assert model.prior_precision_ > 1e-3
+    assert np.abs(model.coef_).max() < 40
 
 
 def test_probabilities_are_averages_over_the_posterior():

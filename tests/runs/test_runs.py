@@ -213,3 +213,75 @@ def test_killed_ten_times(tmp_path):
     assert runs[0].metrics == runs[1].metrics
     jax.tree.map(np.testing.assert_array_equal, *(run.estimator.posterior_ for run in runs))
     assert {path.name for path in tmp_path.iterdir()} == {"whole", "cut"}
+
+
+def test_a_class_of_few_rows_is_learnt():
+    labels = np.repeat([0, 1, 2], [20, 20, 1])
+    train_rows, test_rows = split(41, {"test_size": 0.6, "seed": 0}, labels)
+    assert set(labels[train_rows]) == {0, 1, 2}
+    assert sorted([*train_rows, *test_rows]) == list(range(41))
+
+
+def test_rows_are_those_of_the_file():
+    data, config = asked("score", "good", "visits")
+    numbers = data.columns["score"].numbers.copy()
+    numbers[:30] = np.nan
+    data.columns["score"] = Column("score", numbers=numbers)
+    run = train(data, config)
+    np.testing.assert_array_equal(numbers[run.test["row"]], run.test["y"])
+    np.testing.assert_allclose(numbers[run.influence["row"]], run.influence["y"])
+
+
+def test_new_rows_are_read_as_training_rows_were(tmp_path):
+    """Where all of a category's values happen to be digits, or true and false, they are still categories."""
+    rows = ["01,true", "02,false", "A1,unknown"] * 40
+    lines = [f"{row},{(place % 3) * 4 + place % 7 / 70}" for place, row in enumerate(rows)]
+    (tmp_path / "data.csv").write_text("zip,flag,y\n" + "\n".join(lines) + "\n")
+    (tmp_path / "new.csv").write_text("zip,flag\n01,true\n02,false\n07,true\n")
+    place = str(tmp_path / "run")
+    assert CliRunner().invoke(app, ["fit", str(tmp_path / "data.csv"), "-o", place]).exit_code == 0
+    shown = CliRunner().invoke(app, ["predict", place, str(tmp_path / "new.csv")])
+    first, second = (float(line.split(",")[0]) for line in shown.stdout.splitlines()[1:3])
+    assert (first, second) == pytest.approx((0.0, 4.0), abs=0.2)
+    assert "1 values of 'zip' were not there in training" in shown.stderr
+
+
+def test_what_is_not_ours_is_left_alone(tmp_path):
+    (tmp_path / "data.csv").write_text("x,y\n" + "".join(f"{i % 7},{i % 5 / 3}\n" for i in range(40)))
+    for name in ("run.partial", "run.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.txt").write_text("precious")
+    fit = lambda *more: CliRunner().invoke(app, ["fit", str(tmp_path / "data.csv"), "-o", str(tmp_path / "run"), *more])
+    assert "is in the way" in fit().stderr
+    (tmp_path / "run.partial" / "thesis.txt").unlink()
+    assert fit().exit_code == 0
+    assert (tmp_path / "run.old" / "thesis.txt").read_text() == "precious"
+
+
+def test_a_mistake_does_not_cost_a_checkpoint(tmp_path):
+    (tmp_path / "data.csv").write_text("x,y\n" + "".join(f"{i % 7},{i % 5 / 3}\n" for i in range(40)))
+    partial = tmp_path / "run.partial"
+    partial.mkdir()
+    (partial / "asked.json").write_text(json.dumps({"data": str(tmp_path / "moved.csv"), "state": None}))
+    (partial / "fit0.npz").write_bytes(b"hours of work")
+    invoke = lambda *a: CliRunner().invoke(app, ["fit", *a, "-o", str(tmp_path / "run")])
+    for arguments in ([str(tmp_path / "typo.csv")], [str(tmp_path / "data.csv"), "--target", "z"], ["--resume"], []):
+        assert invoke(*arguments).exit_code == 2
+        assert (partial / "fit0.npz").exists()
+    (partial / "process").write_text(str(os.getppid()))
+    assert "Another fit is at work" in invoke(str(tmp_path / "data.csv")).stderr
+
+
+def test_loading_runs_no_program(tmp_path):
+    from bayesrule.saving import read, write
+
+    write(tmp_path / "a.npz", blr.Gamma(1.0, 1.0))
+    with np.load(tmp_path / "a.npz") as file:
+        arrays = {name: file[name] for name in file.files}
+    header = str(arrays.pop("header"))
+    for module in ("bayesrule.__main__", "bayesrule.cli", "os"):
+        changed = header.replace("bayesrule.families.gamma", module)
+        assert changed != header
+        np.savez(tmp_path / "b.npz", header=np.array(changed), **arrays)
+        with pytest.raises(ValueError, match="not one of the library's own types"):
+            read(tmp_path / "b.npz")

@@ -19,7 +19,14 @@ def asked(given: dict[str, Any], config: Path | None, params: list[str]) -> dict
     from_file = {} if config is None else _yaml(config)
     settings = {**(from_file.get("params") or {}), **dict(map(_setting, params))}
     options = {**_DEFAULTS, **from_file, **options, "params": settings}
-    if not isinstance(options["seed"], int) or options["seed"] < 0:
+    for name in ("data", "target", "task", "model", "recipe", "time", "out"):
+        if options.get(name) is not None and not isinstance(options[name], str):
+            raise InputError(f"{name} is text, got {options[name]!r}: put it into quotes.")
+    try:
+        json.dumps(settings)
+    except TypeError as error:
+        raise InputError(f"The settings {settings} hold something else than numbers, text and lists.") from error
+    if isinstance(options["seed"], bool) or not isinstance(options["seed"], int) or options["seed"] < 0:
         raise InputError(f"seed is a whole number that is not negative, got {options['seed']!r}.")
     if not isinstance(options["test_size"], float | int) or not 0 < options["test_size"] < 1:
         raise InputError(f"test_size is a share between 0 and 1, got {options['test_size']!r}.")
@@ -57,8 +64,10 @@ def _setting(text: str) -> tuple[str, Any]:
         raise InputError(f"--param {text!r} has a value that cannot be read.") from error
 
 
-def recalled(partial: Path, place: Path, options: dict[str, Any], say: Callable[[str], None]) -> dict[str, Any] | None:
-    """What the run that was cut short was asked for; None where it is finished."""
+def recalled(
+    partial: Path, place: Path, options: dict[str, Any], given: set[str], say: Callable[[str], None]
+) -> dict[str, Any] | None:
+    """What the run that was cut short was asked for; None where it is finished. `given` are this call's options."""
     from ..runs import store
 
     if store.is_run(partial):  # cut while it was put into its place
@@ -69,16 +78,26 @@ def recalled(partial: Path, place: Path, options: dict[str, Any], say: Callable[
             return None
         if options.get("data") is not None:  # cut before anything was written down
             say("nothing was saved yet: starting from the beginning")
-            partial.mkdir(exist_ok=True)
-            (partial / "asked.json").write_text(json.dumps(options), encoding="utf-8")
             return options
         raise InputError(f"There is no run to go on with in {place}: give --out, or start one without --resume.")
     before = json.loads((partial / "asked.json").read_text(encoding="utf-8"))
     for name, value in options.items():
-        default = _DEFAULTS.get(name)
-        if value != default and value != before.get(name):
+        if name in given and value != before.get(name):
             raise InputError(
                 f"The run in {place} was started with {name} = {before.get(name)!r}, not {value!r}: leave it out, or "
                 "start a new run without --resume."
             )
+    if before.get("state") != state_of(before["data"]):
+        raise InputError(
+            f"{before['data']} has changed since the run in {place} was started: start a new one without --resume."
+        )
     return before
+
+
+def state_of(data: str) -> list[int] | None:
+    """What tells a file from itself at another time: its size, and when it was written. None for data by name."""
+    path = Path(data)
+    if not path.is_file():
+        return None
+    found = path.stat()
+    return [found.st_size, found.st_mtime_ns]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -59,6 +58,7 @@ def fit(
 
       bayesrule fit --resume --out run/
     """
+    from ..data.tables import InputError
     from ..runs import store
     from .asking import asked, recalled
 
@@ -74,23 +74,32 @@ def fit(
         "seed": seed,
     }
     options = asked(given, config, param or [])
-    place = Path(options.pop("out"))
+    place = Path(options.pop("out")).resolve()
     partial = store.partial_folder(place)
     said = _Said(quiet)
     if resume:
-        options = recalled(partial, place, options, said.line)
+        names = {name for name, value in given.items() if value is not None} | ({"params"} if param else set())
+        options = recalled(partial, place, _located(options), names, said.line)
         if options is None:
             return
-    _make_room(place, partial, options, resume)
+    if options.get("data") is None:
+        raise InputError("Say what to learn from: a file, or a name from `bayesrule datasets`.")
+    options = _located(options)
+    table, options = _settled(options)  # what is wrong with them is said before anything is touched
+    going_on = (partial / "asked.json").exists() and resume
+    _make_room(place, partial, options, going_on)
     try:
-        run = _learn(options, partial, said)
+        run = _learn(table, options, partial, said)
         _report(run, partial)
     except KeyboardInterrupt:
         said.line(f"interrupted: go on with `bayesrule fit --resume --out {place}`", always=True)
         raise
     except BaseException:
-        _discard(partial)
+        if not going_on and not any(partial.glob("fit*.npz")):  # else there is something to go on with
+            store.discard(partial)
         raise
+    finally:
+        (partial / "process").unlink(missing_ok=True)
     store.put(partial, place)
     _summary(run, place, said)
 
@@ -113,21 +122,25 @@ def predict(
 
       bayesrule predict run/ --steps 24
     """
+    from ..data.tables import InputError
     from ..runs.store import load_run
 
     loaded = load_run(run)
-    found = loaded.predict(None if data is None else _table(data)[0], steps=steps)
+    found = loaded.predict(data, steps=steps)
+    for name, count in loaded.unseen(data).items():
+        typer.echo(f"bayesrule: {count:,} values of {name!r} were not there in training, and count as none", err=True)
     if out is None:
         _write_csv(found, sys.stdout)
         return
-    handle, temporary = tempfile.mkstemp(dir=out.parent, prefix=f".{out.name}.")
+    temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+        with temporary.open("w", encoding="utf-8", newline="") as file:
             _write_csv(found, file)
-        Path(temporary).replace(out)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+        temporary.replace(out)
+    except FileNotFoundError:
+        raise InputError(f"{out.parent} is not a directory: make it first.") from None
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @tidy
@@ -151,37 +164,58 @@ def _table(data: str) -> tuple[Table, str | None, str | None]:
     return read(data), None, None
 
 
-def _make_room(place: Path, partial: Path, options: dict[str, Any], resume: bool) -> None:
-    """An empty folder to work in, which remembers what was asked for; what is in the way is left alone."""
-    from ..data.tables import InputError
-    from ..runs import store
-
-    if place.exists() and not (place.is_dir() and (store.is_run(place) or not any(place.iterdir()))):
-        raise InputError(f"{place} is there already, and is not a run: choose another place with --out.")
-    if not place.parent.is_dir():
-        raise InputError(f"{place.parent} is not a directory: make it first, or choose another place with --out.")
-    if not resume:
-        _discard(partial)
-    partial.mkdir(exist_ok=True)
-    if not resume:
-        file = partial / "asked.json.new"
-        file.write_text(json.dumps(options), encoding="utf-8")
-        file.replace(partial / "asked.json")
+def _located(options: dict[str, Any]) -> dict[str, Any]:
+    """With the whole path of a file, so that a run can be resumed from anywhere."""
+    data = options.get("data")
+    return {**options, "data": str(Path(data).resolve())} if data is not None and Path(data).is_file() else options
 
 
-def _discard(folder: Path) -> None:
-    import shutil
-
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _learn(options: dict[str, Any], partial: Path, said: _Said) -> Run:
-    from ..runs.training import train
+def _settled(options: dict[str, Any]) -> tuple[Table, dict[str, Any]]:
+    """The table, and the options with what its name brings along."""
+    from ..runs.training import settled
 
     table, target, time = _table(options["data"])
     options = {**options, "target": options.get("target") or target}
     if time is not None and options.get("task") in (None, "sequence"):
         options["time"] = options.get("time") or time
+    settled(table, options)
+    return table, options
+
+
+def _make_room(place: Path, partial: Path, options: dict[str, Any], going_on: bool) -> None:
+    """A folder to work in, which remembers what was asked for; what is in the way is left alone."""
+    from ..data.tables import InputError
+    from ..runs import store
+    from .asking import state_of
+
+    if place.exists() and not (place.is_dir() and (store.is_run(place) or not any(place.iterdir()))):
+        raise InputError(f"{place} is there already, and is not a run: choose another place with --out.")
+    if not place.parent.is_dir():
+        raise InputError(f"{place.parent} is not a directory: make it first, or choose another place with --out.")
+    if _at_work(partial / "process"):
+        raise InputError(f"Another fit is at work on {place}: wait for it, or choose another place with --out.")
+    if not going_on:
+        store.discard(partial)
+        partial.mkdir()
+        file = partial / "asked.json.new"
+        file.write_text(json.dumps({**options, "state": state_of(options["data"])}), encoding="utf-8")
+        file.replace(partial / "asked.json")
+    (partial / "process").write_text(str(os.getpid()), encoding="utf-8")
+
+
+def _at_work(file: Path) -> bool:
+    """Whether the process that left its number is alive, and another one."""
+    try:
+        number = int(file.read_text(encoding="utf-8"))
+        os.kill(number, 0)
+    except (OSError, ValueError):
+        return False
+    return number != os.getpid()
+
+
+def _learn(table: Table, options: dict[str, Any], partial: Path, said: _Said) -> Run:
+    from ..runs.training import train
+
     with said.progress() as show:
         return train(table, options, folder=partial, show=show, say=said.line)
 
@@ -214,7 +248,9 @@ def _summary(run: Run, place: Path, said: _Said) -> None:
     for label, mine, other in rows:
         said.line(f"  {label:<18} {mine:>12.4g} {other:>14.4g}")
     said.line("")
-    typer.echo(str(place / "report.html") if said.quiet else f"report: {place / 'report.html'}")
+    report = place / "report.html"
+    report = report.relative_to(Path.cwd()) if report.is_relative_to(Path.cwd()) else report
+    typer.echo(str(report) if said.quiet else f"report: {report}")
 
 
 def _write_csv(columns: dict[str, Any], file: Any) -> None:

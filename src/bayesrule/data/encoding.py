@@ -47,6 +47,20 @@ class Encoding:
             parts.append(_encoded(column, table.column(column["name"])))
         return np.concatenate(parts, axis=1)
 
+    @property
+    def categories(self) -> list[str]:
+        """The columns that are read as text."""
+        return [column["name"] for column in self.columns if column["kind"] == "category"]
+
+    def unseen(self, table: Table) -> dict[str, int]:
+        """How many values of each category were not there in training."""
+        found = {}
+        for column in self.columns:
+            if column["used"] and column["kind"] == "category":
+                known = _encoded(column, table.column(column["name"])).any(axis=1)
+                found[column["name"]] = int((~known & ~table.column(column["name"]).missing).sum())
+        return {name: count for name, count in found.items() if count}
+
 
 def _described(column: Column, rows: int) -> dict[str, Any]:
     """How a column is used, from its training rows."""
@@ -71,8 +85,6 @@ def _described(column: Column, rows: int) -> dict[str, Any]:
     if len(levels) > _LEVELS:
         note = f"the {_LEVELS} most frequent of {len(levels):,} values have a column each"
         return said | {"levels": levels[:_LEVELS], "note": note}
-    if len(levels) == 2 and not missing.any():
-        return said | {"levels": levels[1:]}  # the other one is its absence
     return said
 
 

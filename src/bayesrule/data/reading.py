@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,12 @@ _MOSTLY = 0.95  # of the values: numbers with a few other things among them
 _CLUES = {b"PAR1": "parquet", b"PK\x03\x04": "npz", b"\x1f\x8b": "csv"}
 
 
-def read(path: str | Path) -> Table:
-    """The table in a file, by its content: `.csv`, `.tsv`, `.csv.gz`, `.parquet` or `.npz`."""
+def read(path: str | Path, categories: Sequence[str] = ()) -> Table:
+    """The table in a file, by its content: `.csv`, `.tsv`, `.csv.gz`, `.parquet` or `.npz`.
+
+    Columns that are known to be `categories` are read as text: else 01 would be the number 1 where all happen to be
+    digits.
+    """
     path = Path(path)
     if not path.exists():
         raise InputError(
@@ -36,7 +41,7 @@ def read(path: str | Path) -> Table:
     kind = next((kind for clue, kind in _CLUES.items() if start.startswith(clue)), "csv")
     if kind == "csv" and b"\0" in start and not start.startswith(b"\x1f\x8b"):
         raise InputError(f"{path} is not a table: it looks like a binary file. CSV, Parquet and NPZ files can be read.")
-    columns = {"csv": _csv, "parquet": _parquet, "npz": _npz}[kind](path)
+    columns = _csv(path, categories) if kind == "csv" else {"parquet": _parquet, "npz": _npz}[kind](path)
     table = Table(columns, path.name)
     if not table.rows:
         raise InputError(f"{path} has a header and no rows.")
@@ -46,7 +51,7 @@ def read(path: str | Path) -> Table:
 # CSV and Parquet.
 
 
-def _csv(path: Path) -> dict[str, Column]:
+def _csv(path: Path, categories: Sequence[str]) -> dict[str, Column]:
     import pyarrow as pa
     from pyarrow import csv
 
@@ -62,19 +67,19 @@ def _csv(path: Path) -> dict[str, Column]:
         )
 
     failure: Exception | None = None
-    names = None
+    known = dict.fromkeys(categories, pa.string())
     for encoding in ("utf-8", "latin-1"):
         try:
-            table = tried(encoding)
+            table = tried(encoding, known)
             if encoding == "utf-8" and any(pa.types.is_binary(kind) for kind in table.schema.types):
                 continue  # text that is not UTF-8 is read as bytes
-            return _converted(table, path)
+            return _converted(table, path, categories)
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             failure = error
             if "conversion error" in str(error) and "UTF8" not in str(error).upper():
                 # A column that changes its type far down the file: read all as text, and look at it whole.
                 names = [name.strip().strip('"') for name in header.split(delimiter)]
-                return _converted(tried(encoding, dict.fromkeys(names, pa.string())), path)
+                return _converted(tried(encoding, dict.fromkeys(names, pa.string())), path, categories)
         except OSError as error:
             raise InputError(f"{path} cannot be read: is the file damaged? ({_line(error)})") from error
     text = _line(failure)
@@ -110,41 +115,41 @@ def _parquet(path: Path) -> dict[str, Column]:
         raise InputError(f"{path} cannot be read as Parquet: {_line(error)}") from error
 
 
-def _converted(table: Any, path: Path) -> dict[str, Column]:
+def _converted(table: Any, path: Path, categories: Sequence[str] = ()) -> dict[str, Column]:
     names = [name.strip() or f"column {place + 1}" for place, name in enumerate(table.column_names)]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise InputError(
             f"{path} has more than one column named {twice[0]!r}: rename them, so that each has its own name."
         )
-    columns = [_column(name, values) for name, values in zip(names, table.columns, strict=True)]
+    columns = [_column(name, values, name in categories) for name, values in zip(names, table.columns, strict=True)]
     return {column.name: column for column in columns}
 
 
-def _column(name: str, values: Any) -> Column:
+def _column(name: str, values: Any, category: bool = False) -> Column:
     import pyarrow as pa
 
     kind = values.type
     if pa.types.is_dictionary(kind):
         values, kind = values.cast(kind.value_type), kind.value_type
     if pa.types.is_boolean(kind):
-        values, kind = values.cast(pa.int8()), pa.int8()
+        values, kind, category = values.cast(pa.string()), pa.string(), True
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
         days = (
             np.asarray(values.cast(pa.timestamp("us")).cast(pa.int64()).to_numpy(zero_copy_only=False), float) / 8.64e10
         )
         return Column(name, numbers=days, note=DATES)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
-        numbers = np.asarray(values.cast(pa.float64()).to_numpy(zero_copy_only=False), float)
+        numbers = np.asarray(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), float)
         return Column(name, numbers=numbers)
     if pa.types.is_null(kind):
         return Column(name, numbers=np.full(len(values), np.nan))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _text(name, values)
+        return _text(name, values, category)
     return Column(name, numbers=np.full(len(values), np.nan), note=f"values of type {kind} are not read")
 
 
-def _text(name: str, values: Any) -> Column:
+def _text(name: str, values: Any, category: bool) -> Column:
     """Categories; or numbers, where nearly all of the text is."""
     from pyarrow import compute
 
@@ -154,7 +159,7 @@ def _text(name: str, values: Any) -> Column:
     there = codes < len(levels) - 1
     parsed = np.array([_number(level) for level in levels])
     share = np.isfinite(parsed[codes[there]]).mean() if there.any() else 0.0
-    if share == 1.0 or (share >= _MOSTLY and there.sum() > 20):
+    if not category and (share == 1.0 or (share >= _MOSTLY and there.sum() > 20)):
         odd = [str(level) for level, number in zip(levels[:-1], parsed[:-1], strict=True) if np.isnan(number)]
         count = int(np.isnan(parsed[codes[there]]).sum())
         shown = ", ".join(map(repr, odd[:3]))

@@ -72,7 +72,7 @@ def number_label(value: float) -> str:
     >>> number_label(3.0), number_label(0.25)
     ('3', '0.25')
     """
-    return str(int(value)) if float(value).is_integer() else f"{value:g}"
+    return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
 @dataclass(frozen=True)

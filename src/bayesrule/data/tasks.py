@@ -55,7 +55,7 @@ def readable(target: Column) -> None:
         raise InputError(f"The target {name} has infinite values: mend or remove those rows.")
 
 
-def checked(task: str, target: Column) -> None:
+def checked(task: str, target: Column, *, asked: bool = False) -> None:
     """Raise where the target cannot be predicted as this task."""
     readable(target)
     there = ~target.missing
@@ -69,10 +69,10 @@ def checked(task: str, target: Column) -> None:
         raise InputError(f"The target {name} has the same value in every row: there is nothing to predict.")
     if task == "binary" and found != 2:
         raise InputError(f"The target {name} has {found:,} values, and --task binary needs two: try --task classes.")
-    if task == "classes" and found > max(50, len(values) // 10):
+    if task == "classes" and not asked and found > max(50, len(values) // 10):
         raise InputError(
             f"The target {name} has {found:,} values in {len(values):,} rows, too many for classes: is it the right "
-            "column? Numbers can be predicted with --task regression."
+            "column? --task classes, or for numbers --task regression, makes it one."
         )
     if task == "counts" and (np.any(values < 0) or np.any(np.mod(values, 1) != 0)):
         raise InputError(f"The target {name} is not counts (whole numbers from 0): try --task regression.")

@@ -23,6 +23,16 @@ def in_order(table: Table, time: str | None) -> tuple[np.ndarray, np.ndarray]:
     return order, times
 
 
+def said_of(times: np.ndarray) -> list[str]:
+    """What is taken for granted of the times, where it is not so."""
+    gaps = np.diff(times).astype(float)
+    if not len(gaps) or np.ptp(gaps) <= 0.15 * np.median(gaps):
+        return []
+    twice = int((gaps == 0).sum())
+    notes = [f"{twice:,} times are there twice: their rows are taken one after the other"] if twice else []
+    return [*notes, "the times are not evenly spaced, and are taken as if they were: put empty rows into gaps"]
+
+
 def following(times: np.ndarray, steps: int) -> np.ndarray:
     """The next times, as far apart as those before are in the middle.
 

@@ -26,6 +26,7 @@ from .rules import linear_rule
 from .targets import codes, weights
 
 _ROUGH = 1e-2  # nats, where Laplace's method only leads the way
+_BELIEF: Any = {"belief": regression.wide, "held": ("unit",)}
 
 
 class _Linear(Estimator):
@@ -76,12 +77,12 @@ class _Linear(Estimator):
         if precision is None:
             # With several outputs a step is dear, and with samples there is no bound: then α is Laplace's.
             own = full and not rule.points.random and self.batch_size is None and (rule.points.delta or outputs is None)
-            hyper: Any = {"w": 1.0}
+            hyper: Any = {"w": 1.0, "unit": _unit(X, counts)}
             led = None if own and rule.points.delta else self._led(objective, prior, hyper, start, data)
             found = led
             if own:
                 first, hyper = (start, hyper) if led is None else (led.result.q, led.hyper)
-                options: Any = {"steps": self.max_iter, "tolerance": self.tol, "run": self._run}
+                options: Any = {"steps": self.max_iter, "tolerance": self.tol, "run": self._run, **_BELIEF}
                 found = matched(rule, objective, prior, hyper, first, data, **options)
                 result = found.result
             assert found is not None  # led, or on its own
@@ -98,7 +99,7 @@ class _Linear(Estimator):
 
     def _led(self, objective: Objective, prior: Any, hyper: Any, start: Any, data: Weighted) -> Evidence:
         """Laplace's method and its evidence, roughly."""
-        return matched(laplace(), objective, prior, hyper, start, data, tolerance=_ROUGH, run=self._run)
+        return matched(laplace(), objective, prior, hyper, start, data, tolerance=_ROUGH, run=self._run, **_BELIEF)
 
     def _given_precision(self) -> float | None:
         if isinstance(self.prior_precision, str) and self.prior_precision == "auto":
@@ -164,6 +165,13 @@ class _Linear(Estimator):
         return regression.in_blocks(regression.predictive, self.posterior_, X, self._kind)
 
 
+def _unit(X: np.ndarray, counts: np.ndarray) -> float:
+    """The weight that moves f by 1 where a feature moves by its deviation: one for all features."""
+    mean = np.average(X, axis=0, weights=counts)
+    spread = float(np.sqrt(np.mean(np.average((X - mean) ** 2, axis=0, weights=counts))))
+    return 1 / spread if spread > 0 else 1.0
+
+
 def _data(X: np.ndarray, y: np.ndarray, counts: np.ndarray, wide: int) -> Weighted:
     """Padded, with no weight for what is not there."""
     rows = bucket(len(X))
@@ -174,7 +182,8 @@ class LogisticRegression(ClassifierMixin, _Linear):
     r"""Classes by a linear model, with a Gaussian posterior over its weights and probabilities averaged over it.
 
     $p(y = 1 \mid x) = σ(w^⊤x + b)$ with $w ∼ N(0, 1/α)$ and a flat prior on b; for K classes the softmax of K scores
-    that sum to zero. α is chosen by the bound on the evidence unless `prior_precision` gives it.
+    that sum to zero. α is chosen by the bound on the evidence (and a weak belief that no weight is huge, where classes
+    can be separated) unless `prior_precision` gives it.
 
     `recipe` is "auto" (variational inference, "von": by quadrature for two classes, by quasi-Monte Carlo for more, with
     the α of Laplace's evidence), another name ("laplace", "newton", "ogn", "vogn", "ivon", "adam", "sgd", …), or
@@ -185,7 +194,7 @@ class LogisticRegression(ClassifierMixin, _Linear):
     >>> X, y = load_iris(return_X_y=True)
     >>> model = LogisticRegression().fit(X, y)
     >>> model.predict_proba(X[[70]]).round(2), round(model.prior_precision_, 3)
-    (array([[0.  , 0.44, 0.56]]), 0.046)
+    (array([[0.  , 0.43, 0.57]]), 0.075)
     """
 
     def __init__(
@@ -294,6 +303,8 @@ class PoissonRegression(RegressorMixin, _Linear):
     def _counted(self, X: Any, y: Any, *, reset: bool) -> tuple[np.ndarray, np.ndarray]:
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, reset=reset)
         y = np.asarray(y, float)
+        if not np.any(y):
+            raise ValueError("Every count is 0: there is nothing to learn from.")
         if np.any(y < 0):
             raise ValueError(f"Counts are not negative, and y has {y.min():.6g}: RidgeRegression takes any numbers.")
         return X, y

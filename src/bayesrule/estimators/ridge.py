@@ -28,8 +28,9 @@ class RidgeRegression(RegressorMixin, Estimator):
 
     α and σ² maximise the evidence, which is exact here, unless `prior_precision` and `noise` (σ²) give them. The
     posterior is one Newton step, on R of a QR decomposition of the data: `partial_fit` adds rows to R, and its answer
-    is that of `fit` on all of them. Another `recipe` (a name, or a rule such as `blr.vogn(1e-2)`) takes `max_iter`
-    steps on the rows themselves.
+    is that of `fit` on all of them. `posterior_` is over w and b around the means `x_mean_` and `y_mean_`, where they
+    are independent; `coef_` and `intercept_` are not. Another `recipe` (a name, or a rule such as `blr.vogn(1e-2)`)
+    takes `max_iter` steps on the rows themselves.
 
     >>> X, y = [[0.0], [1.0], [2.0], [3.0]], [0.1, 0.9, 2.2, 2.8]
     >>> model = RidgeRegression().fit(X, y)
@@ -60,9 +61,8 @@ class RidgeRegression(RegressorMixin, Estimator):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn the weights' posterior."""
-        for name in ("triangle_", "n_samples_seen_"):
-            if hasattr(self, name):
-                delattr(self, name)
+        if hasattr(self, "triangle_"):
+            del self.triangle_
         return self.partial_fit(X, y, sample_weight)
 
     @double
@@ -72,15 +72,17 @@ class RidgeRegression(RegressorMixin, Estimator):
         linear_rule(self.recipe, 1, self.max_iter, self)  # or an error before anything is computed
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, reset=first)
         y, counts = np.asarray(y, float), weights(X, sample_weight)
-        self.triangle_ = ridge.triangle(
-            X, y, counts, None if first else self.triangle_, intercept=bool(self.fit_intercept)
+        before = (
+            None if first else ridge.Rows(self.n_samples_seen_, np.append(self.x_mean_, self.y_mean_), self.triangle_)
         )
-        self.n_samples_seen_ = float(counts.sum()) + (0.0 if first else self.n_samples_seen_)
+        rows = ridge.rows_of(X, y, counts, before, centered=bool(self.fit_intercept))
+        self.n_samples_seen_, self.triangle_ = rows.size, rows.triangle
+        self.x_mean_, self.y_mean_ = rows.mean[:-1], float(rows.mean[-1])
         self._solve()
         if not (isinstance(self.recipe, str) and self.recipe in _EXACT):
             self._step(X, y, counts)
         self.coef_ = np.asarray(self.posterior_.mean["w"])
-        self.intercept_ = float(self.posterior_.mean.get("b", 0.0))
+        self.intercept_ = float(self.posterior_.mean.get("b", 0.0)) + self.y_mean_ - float(self.x_mean_ @ self.coef_)
         return self
 
     @property
@@ -89,15 +91,17 @@ class RidgeRegression(RegressorMixin, Estimator):
 
     def _scale(self) -> float:
         """The deviation of y: the unit that the numbers are searched in."""
-        y, ones = self.triangle_[:, -1], self.triangle_[:, 0]
-        mean = float(ones @ y / (ones @ ones)) if self.fit_intercept else 0.0
-        spread = math.sqrt(max(y @ y - mean**2 * (ones @ ones), 0.0) / self.n_samples_seen_)
-        return spread if spread > 1e-10 * abs(mean) else max(abs(mean), 1.0)
+        y = self.triangle_[:, -1]
+        spread = math.sqrt(float(y @ y) / self.n_samples_seen_)
+        return spread if spread > 1e-10 * abs(self.y_mean_) else max(abs(self.y_mean_), 1.0)
 
     def _solve(self) -> None:
         """α and β = 1/σ² by the evidence, from the message of unit noise, and the posterior: one Newton step."""
         scale, features = self._scale(), self.n_features_in_
-        triangle = self.triangle_ / np.append(np.ones(features + 1), scale)
+        triangle = np.column_stack([np.zeros(len(self.triangle_)), self.triangle_])  # (c, x, y)
+        triangle[:, -1] /= scale
+        if self.fit_intercept:  # around the means it has nothing to do with the weights
+            triangle = np.vstack([np.eye(1, features + 2) * math.sqrt(self.n_samples_seen_), triangle])
         rows, wide = bucket(len(triangle)), columns(features)
         examples = padded(triangle[:, :-1], rows, wide + 1), padded(triangle[:, -1], rows)
         strength, noise = _number(self.prior_precision, "prior_precision"), _number(self.noise, "noise")
@@ -127,9 +131,10 @@ class RidgeRegression(RegressorMixin, Estimator):
         scale = self._scale()
         rule = linear_rule(self.recipe, 1, self.max_iter, self)
         hyper = {"w": self.prior_precision_ * scale**2}
-        rows = padded(ridge.with_ones(X, bool(self.fit_intercept)), bucket(len(X)))
+        ones = np.full(len(X), float(self.fit_intercept))
+        rows = padded(np.column_stack([ones, X - self.x_mean_]), bucket(len(X)))
         each = jnp.asarray(padded(counts * scale**2 / self.noise_, len(rows)))
-        data = Weighted((rows, padded(y / scale, len(rows))), each)
+        data = Weighted((rows, padded((y - self.y_mean_) / scale, len(rows))), each)
         start = regression.zeros(X.shape[1], intercept=self.fit_intercept)
         objective = ridge.ridge(len(rows), self._prior(hyper))
         result = self._run(rule, objective, start, data, steps=self.max_iter, key=key_of(self.random_state))
@@ -143,7 +148,8 @@ class RidgeRegression(RegressorMixin, Estimator):
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The expected y, and with `return_std` the standard deviation of a new one, its noise included."""
         X = self._checked(X)
-        mean, variance = regression.in_blocks(regression.outputs, self.posterior_, X)
+        mean, variance = regression.in_blocks(regression.outputs, self.posterior_, X - self.x_mean_)
+        mean = mean + self.y_mean_
         return (mean, np.sqrt(variance + self.noise_)) if return_std else mean
 
     def _checked(self, X: Any) -> np.ndarray:
@@ -155,7 +161,7 @@ class RidgeRegression(RegressorMixin, Estimator):
         """Draws of y, (n_samples, rows); within a draw all rows have the same weights."""
         first, second = jax.random.split(key_of(random_state))
         X = self._checked(X)
-        f = regression.drawn(self.posterior_, X, n_samples, first)
+        f = self.y_mean_ + regression.drawn(self.posterior_, X - self.x_mean_, n_samples, first)
         return np.asarray(f + math.sqrt(self.noise_) * jax.random.normal(second, f.shape))
 
 

@@ -98,6 +98,16 @@ def strength_alone(hyper: PyTree) -> PyTree:
     return {"w": hyper["w"]}
 
 
+def wide(hyper: PyTree) -> Array:
+    """A weak belief about the weights' deviation σ = α^{−½}: half a Student t, of three degrees of freedom.
+
+    It is 2.5 units wide: a unit moves f by 1 where a feature moves by its own deviation (Gelman et al., 2008). Classes
+    that can be separated are the more probable the larger the weights: without it nothing would stop α on its way to 0.
+    """
+    deviation = hyper["w"] ** -0.5
+    return -2 * jnp.log1p(deviation**2 / (3 * (2.5 * hyper["unit"]) ** 2))
+
+
 def zeros(features: int, outputs: int | None = None, *, intercept: bool = True) -> PyTree:
     """Parameters to start from."""
     shape = () if outputs is None else (outputs,)

@@ -1,9 +1,9 @@
-"""Ridge regression, y ∼ N(wᵀx + b, 1/β) with w ∼ N(0, 1/α): the whole data is one message, kept as a triangle."""
+"""Ridge regression, y ∼ N(wᵀx + b, 1/β) with w ∼ N(0, 1/α): the whole data is one message, of few rows."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,36 +14,51 @@ from ..objective import Objective
 _BLOCK = 1 << 16  # rows that are reduced at a time
 
 
-def triangle(
+class Rows(NamedTuple):
+    """All that the model asks of rows (x, y): their number, their means, and R of a QR decomposition of what is left.
+
+    RᵀR is the sum of squares around the means, without their squared rounding errors, or those of large means.
+    """
+
+    size: float
+    mean: Float[np.ndarray, " D+1"]
+    triangle: Float[np.ndarray, "R D+1"]
+
+
+def rows_of(
     x: Float[np.ndarray, "N D"],
     y: Float[np.ndarray, " N"],
     weights: Float[np.ndarray, " N"],
-    before: Float[np.ndarray, "R D+2"] | None = None,
+    before: Rows | None = None,
     *,
-    intercept: bool = True,
-) -> Float[np.ndarray, "R D+2"]:
-    """R of a QR decomposition of the weighted rows (c, x, y): RᵀR, all that the model asks of the data, without its
-    squared rounding errors. `before` is the triangle of earlier rows, so that data may come in parts.
+    centered: bool = True,
+) -> Rows:
+    """The weighted rows, and those `before` them: data may come in parts. Without `centered` the means are 0.
 
-    >>> r = triangle(np.array([[1.0], [2.0]]), np.array([1.0, 3.0]), np.ones(2))
+    >>> r = rows_of(np.array([[1.0], [2.0]]), np.array([1.0, 3.0]), np.ones(2)).triangle
     >>> (r.T @ r).round(6).tolist()
-    [[2.0, 3.0, 4.0], [3.0, 5.0, 7.0], [4.0, 7.0, 10.0]]
+    [[0.5, 1.0], [1.0, 2.0]]
     """
     for first in range(0, len(x), _BLOCK):
         part = slice(first, first + _BLOCK)
-        rows = np.column_stack([with_ones(x[part], intercept), y[part]]) * np.sqrt(weights[part])[:, None]
-        before = np.asarray(np.linalg.qr(rows if before is None else np.vstack([before, rows]), mode="r"))
-    assert before is not None  # there is at least one row
+        block, each = np.column_stack([x[part], y[part]]), weights[part]
+        size = float(each.sum())
+        if size == 0:
+            continue
+        mean = each @ block / size if centered else np.zeros(block.shape[1])
+        stack = [np.sqrt(each)[:, None] * (block - mean)]
+        if before is not None:
+            gap = math.sqrt(before.size * size / (before.size + size)) * (mean - before.mean)
+            stack = [before.triangle, gap[None], *stack]
+            mean = before.mean + size / (before.size + size) * (mean - before.mean)
+            size += before.size
+        before = Rows(size, mean, np.asarray(np.linalg.qr(np.vstack(stack), mode="r")))
+    assert before is not None  # there is at least one row that counts
     return before
 
 
-def with_ones(x: Float[np.ndarray, "N D"], intercept: bool = True) -> Float[np.ndarray, "N D+1"]:
-    """Rows (c, x): c is 1, or 0 where there is no intercept."""
-    return np.column_stack([np.full(len(x), float(intercept)), x])
-
-
 def scores(params: PyTree, row: Float[Array, " D+1"]) -> Array:
-    """wᵀx + b·c for a row (c, x) of a triangle."""
+    """wᵀx + b·c for a row (c, x)."""
     return row[1:] @ params["w"] + row[0] * params.get("b", 0.0)
 
 
@@ -53,7 +68,7 @@ def squares(f: Array, y: Array) -> Array:
 
 
 def ridge(rows: int, regularizer: Any = None) -> Objective:
-    """The objective of unit noise, for the rows ((c, x), y) of a triangle: a weight of β makes the noise 1/β."""
+    """The objective of unit noise, for rows ((c, x), y): a weight of β makes the noise 1/β."""
     return Objective(squares, output=scores, linear=True, size=rows, regularizer=regularizer)
 
 

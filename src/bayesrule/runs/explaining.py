@@ -102,6 +102,7 @@ def _influence(estimator: Any, kind: str, x: np.ndarray, y: np.ndarray, rows: np
     with jax.enable_x64(True), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # rows that hold the posterior up alone come out as NaN, and last
         noise = getattr(estimator, "noise_", None)
-        found = influence.left_out(kind, estimator.posterior_, x[some], y[some].astype(float), noise)
+        x_mean, y_mean = getattr(estimator, "x_mean_", 0.0), getattr(estimator, "y_mean_", 0.0)
+        found = influence.left_out(kind, estimator.posterior_, x[some] - x_mean, y[some] - float(y_mean), noise)
     mean = estimator.predict_proba(x[some])[:, 1] if kind == "logistic" else estimator.predict(x[some])
     return {"row": rows[some], "influence": found[0], "log_density": found[1], "y": y[some], "mean": mean}

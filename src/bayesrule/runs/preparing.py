@@ -38,6 +38,10 @@ class Preparation:
                 prepared.filling = FactorAnalysis(few, random_state=seed).fit(x[seen])
         return prepared, prepared.filled(x)
 
+    def unseen(self, table: Table) -> dict[str, int]:
+        """How many values of each category were not there in training."""
+        return self.encoding.unseen(table)
+
     def filled(self, x: np.ndarray) -> np.ndarray:
         """Gaps by their expectation given the row's other values; by the mean, which is 0, where there is no more."""
         holes = np.isnan(x).any(axis=1)

@@ -58,6 +58,14 @@ class Run:
     seconds: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
+    def unseen(self, data: Any) -> dict[str, int]:
+        """How many values of each category in new rows were not there in training."""
+        from .predicting import as_table
+
+        if self.encoding is None or data is None:
+            return {}
+        return self.encoding.unseen(as_table(data, self.encoding.encoding.categories))
+
     def predict(self, data: Any = None, *, steps: int | None = None) -> dict[str, np.ndarray]:
         """Columns of predictions for new rows: a file, a DataFrame or a dict of columns; or a sequence's next steps.
 

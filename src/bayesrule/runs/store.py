@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from .run import Run
 
 FORMAT = 1
 KIND = "bayesrule run"
+MARKS = ("asked.json", "asked.json.new", "process")  # of a run that is being made
 _ARRAYS = ("trace", "test", "history", "influence")
 
 
@@ -67,22 +69,32 @@ def save(run: Run, folder: Path) -> None:
 
 def put(partial: Path, out: Path) -> None:
     """Move a finished run to its place; the one that was there goes last."""
-    old = out.with_name(out.name + ".old")
-    shutil.rmtree(old, ignore_errors=True)
-    for leftover in partial.glob("fit*.npz"):
-        leftover.unlink()
-    (partial / "asked.json").unlink(missing_ok=True)
+    for leftover in [*partial.glob("fit*.npz"), *(partial / name for name in MARKS)]:
+        leftover.unlink(missing_ok=True)
+    old = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     if out.exists():
-        out.rename(old)
+        out.rename(old / out.name)
     partial.rename(out)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def discard(partial: Path) -> None:
+    """Remove what an earlier fit left; anything else of that name is left alone, and is an error."""
+    if not partial.exists():
+        return
+    names = {path.name for path in partial.iterdir()} if partial.is_dir() else {""}
+    if names and not names & {*MARKS, "run.json"}:
+        raise InputError(
+            f"{partial} is in the way, and is not what a fit left there: move it, or choose another --out."
+        )
+    shutil.rmtree(partial)
 
 
 def load_run(folder: str | Path) -> Run:
     """Read a run back. Nothing in the directory is executed."""
     folder = Path(folder)
     if not (folder / "run.json").exists():
-        raise InputError(f"{folder} is not a run: it has no run.json. `bayesrule fit … --out {folder}` makes one.")
+        raise InputError(f"{folder} is not a run, and not a file that Result.save wrote: it has no run.json.")
     try:
         said = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         kind, form = said["kind"], said["format"]

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ..data import tasks
-from ..data.tables import Column, InputError, Table
+from ..data.tables import Column, InputError, Table, number_label
+from ..data.times import in_order, said_of
 from . import judging
 from .choosing import build, default_model, estimator_name
 from .explaining import explained
@@ -32,6 +33,7 @@ def train(
 ) -> Run:
     """Learn what `config` asks for; `folder` keeps what is needed to go on after a crash."""
     began = time.perf_counter()
+    whole = table
     table, target, config, guesses = settled(table, config)
     for guess in guesses:
         say(guess)
@@ -41,6 +43,10 @@ def train(
         run = learnt(table, target, config, Watcher(folder, show))
     else:
         run = _learnt(table, target, config, Watcher(folder, show), say)
+        origin = np.flatnonzero(~whole.columns[target.name].missing)  # where in the file each row is
+        for part in (run.test, run.influence):
+            if "row" in part:
+                part["row"] = origin[part["row"]]
     run.summary["guesses"] = guesses
     run.summary["source"] = table.source
     run.versions = versions()
@@ -63,14 +69,20 @@ def settled(table: Table, config: dict[str, Any]) -> tuple[Table, Column, dict[s
     if config.get("time") is not None:
         table.column(config["time"])
         config["task"] = config.get("task") or "sequence"
-    if config.get("task") is None:
+    asked = config.get("task") is not None
+    if not asked:
         config["task"], reason = tasks.guessed(target)
         guesses.append(f"{reason} (--task chooses another)")
     if config["task"] not in tasks.TASKS:
         raise InputError(f"There is no task {config['task']!r}: there are {', '.join(tasks.TASKS)}.")
-    tasks.checked(config["task"], target)
+    tasks.checked(config["task"], target, asked=asked)
     if config["task"] == "sequence" and config.get("time") is None:
         guesses.append("the rows are in the order of time (--time names a column of times)")
+    if config["task"] == "sequence":
+        guesses += said_of(in_order(table, config.get("time"))[1])
+        others = len(table.columns) - 1 - (config.get("time") is not None)
+        if others:
+            guesses.append(f"the other columns ({others}) are not used")
     empty = int(target.missing.sum())
     if empty and config["task"] != "sequence":
         guesses.append(f"{empty:,} rows without a value of {name!r} are left out")
@@ -104,6 +116,14 @@ def split(rows: int, config: dict[str, Any], labels: np.ndarray | None = None) -
         for code, count in enumerate(counts):
             within[codes == code] = (np.arange(count) + 0.5) / count
         order = order[np.argsort(within, kind="stable")]
+        # A class that only the held-out rows have could not be learnt: one of them goes back.
+        lost = [order[:held][labels[order[:held]] == label][:1] for label in np.setdiff1d(labels, labels[order[held:]])]
+        if lost:
+            back = np.isin(order[:held], np.concatenate(lost))
+            order, held = (
+                np.concatenate([order[:held][~back], order[:held][back], order[held:]]),
+                held - int(back.sum()),
+            )
     return np.sort(order[held:]), np.sort(order[:held])
 
 
@@ -125,7 +145,12 @@ def _learnt(table: Table, target: Column, config: dict[str, Any], watcher: Watch
     estimator._watcher = watcher
     if hasattr(estimator, "seen"):
         watcher.heldout = lambda q: _judged(estimator.seen(q), held, truth, config["task"], classes)[0]["nll"]
-    estimator.fit(x, y[train_rows])
+    try:
+        estimator.fit(x, y[train_rows])
+    except TypeError as error:
+        if not config["params"]:
+            raise
+        raise InputError(f"A setting among {config['params']} is of the wrong type: {error}.") from error
     ours, test = _judged(estimator, held, truth, config["task"], classes)
     theirs, baseline = _baseline(y[train_rows], truth, config["task"], classes)
     run = Run(
@@ -158,8 +183,6 @@ def _answers(target: Column, task: str) -> tuple[list[str], np.ndarray]:
         found, y = np.unique(target.codes, return_inverse=True)
         return [target.levels[code] for code in found], y
     found, y = np.unique(np.asarray(target.numbers), return_inverse=True)
-    from ..data.tables import number_label
-
     return [number_label(value) for value in found], y
 
 
