@@ -67,6 +67,13 @@ def test_laplace_is_scikit_learns_at_the_same_kernel():
     assert_allclose(ours.predict_proba(NEW), theirs.predict_proba(NEW), atol=1e-2)
 
 
+def test_laplaces_kernel_is_scikit_learns():
+    kernel = ConstantKernel(1.0, (1e-4, 1e4)) * TheirRBF(1.0, (1e-4, 1e4))
+    theirs = TheirClassifier(kernel).fit(X, LABELS)
+    ours = GaussianProcessClassifier(RBF(1.0, 1.0), method="laplace").fit(X, LABELS)
+    assert_allclose(ours.bound_, theirs.log_marginal_likelihood_value_, atol=1e-3)
+
+
 def test_classes_by_sites_raise_the_bound():
     kept = GaussianProcessClassifier(RBF(1.0, 1.0), optimizer=None).fit(X, LABELS)
     chosen = GaussianProcessClassifier(RBF(1.0, 1.0)).fit(X, LABELS)
@@ -149,3 +156,5 @@ def test_on_diabetes_and_breast_cancer():
         TheirClassifier(ConstantKernel() * TheirRBF(np.sqrt(30))).fit(x[::2], y[::2]),
     )
     assert ours.score(x[1::2], y[1::2]) > theirs.score(x[1::2], y[1::2]) - 0.01
+    x, y = datasets.load_wine(return_X_y=True)  # its classes are apart, and want kernels of large variance
+    assert GaussianProcessClassifier().fit(x[::2], y[::2]).score(x[1::2], y[1::2]) > 0.95

@@ -10,14 +10,14 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.tree_util import Partial
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from .. import factors
-from ..evidence import empirical_bayes, highest
+from ..evidence import highest
 from ..fitting import Result
+from ..guards import Backtracking
 from ..model import Model
 from ..models import gp, sparse_gp
 from ..models.kernels import RBF, Kernel
@@ -25,6 +25,8 @@ from ..models.predictive import drawn
 from ..objective import Weighted
 from ..points import Delta, Quadrature, grid
 from ..recipes import conjugate, cvi
+from ..rule import Rule
+from ..running import run
 from .base import Estimator, bucket, columns, double, kept, padded
 from .scaling import counted, standard
 from .targets import codes, weights
@@ -248,7 +250,7 @@ class GaussianProcessClassifier(ClassifierMixin, _Process):
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit a process for the second of two classes, or for each of more."""
         X, y = validate_data(self, X, y, dtype=np.float64)
-        if self.method not in _METHODS:
+        if self.method not in _POINTS:
             raise ValueError(f'method= is "cvi" or "laplace", got {self.method!r}.')
         self.classes_, labels = codes(y)
         counts = weights(X, sample_weight, self.class_weight, self.classes_, labels)
@@ -270,14 +272,25 @@ class GaussianProcessClassifier(ClassifierMixin, _Process):
 
     def _one(self, x: np.ndarray, data: Weighted, kernel: Kernel, places: Any) -> tuple[Any, Kernel, float]:
         """One class against the others: the block of f, its kernel and the bound."""
-        built = Partial(_METHODS[self.method], jnp.asarray(x), places)
-        rule, start = cvi(1.0 if places is None else 0.5), None
+        points, rule, start = _POINTS[self.method], _RULES[self.method], None
         if self.optimizer is not None:
-            how = {"steps": 50, "tolerance": 1e-6, "within": _WITHIN, "settled": 1e-8}
-            found = empirical_bayes(rule, built, kernel, None, data, **how)
-            kernel, start = found.hyper, found.result.q
-        result = self._run(rule, built(kernel), start, data, steps=100, tolerance=1e-9)
+            # Of inducing inputs Laplace's method has no evidence of its own, and takes the variational bound's choice.
+            kernel = self._kernel(x, data, kernel, places, "cvi" if places is not None else self.method)
+        result = self._run(rule, _classes(x, places, kernel, points), start, data, steps=200, tolerance=1e-9)
         return kept(result.q["f"]), kept(kernel), _bound(result)
+
+    def _kernel(self, x: np.ndarray, data: Weighted, kernel: Kernel, places: Any, method: str) -> Kernel:
+        """The kernel that the bound is highest at; every look at another one starts from the last one's posterior."""
+        points, rule = _POINTS[method], _RULES[method]
+        q: Any = _classes(x, places, kernel, points).started(None)
+
+        def scored(logs: Any) -> tuple[Any, Any]:
+            nonlocal q
+            new, value, slope = _class_score(logs, rule, q, x, places, data, points)
+            q = new if np.isfinite(value) else q
+            return value, slope
+
+        return highest(scored, kernel, within=_WITHIN, settled=1e-8).hyper
 
     @double
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -340,7 +353,30 @@ def _classes(x: Any, places: Any, kernel: Kernel, points: Any) -> Model:
     return gp.process(kernel, x, likelihood) if places is None else sparse_gp.sparse(kernel, places, likelihood)
 
 
-_METHODS = {"cvi": partial(_classes, points=Quadrature(20)), "laplace": partial(_classes, points=Delta())}
+@partial(jax.jit, static_argnames="points")
+def _class_score(
+    logs: Any, rule: Rule, q: Any, x: Any, places: Any, data: Weighted, points: Any
+) -> tuple[Any, Any, Any]:
+    """The posterior at a kernel, its bound (Laplace's evidence), and the slope in the numbers' logarithms."""
+    built = lambda logs: _classes(x, places, jax.tree.map(jnp.exp, logs), points)
+    over = lambda model, q: type(q)({"f": q["f"].over(model.blocks["f"])})
+    here = built(logs)
+    q = run(rule, here, rule.init(over(here, q), here), data, jax.random.key(0), 50, 1e-6).q
+
+    def value(logs: Any) -> Any:
+        if points.delta:
+            kernel, y = jax.tree.map(jnp.exp, logs), data.examples["y"]
+            return gp.laplace_evidence(kernel, x, here.factors["y"], y, q["f"].mean, data.weights)  # pyright: ignore[reportArgumentType]  # a factor of outputs
+        # The posterior is where the bound is highest, so how it moves with the numbers does not matter.
+        model = built(logs)
+        return model.bound(over(model, jax.lax.stop_gradient(q)), data)
+
+    return q, *jax.value_and_grad(value)(logs)
+
+
+_POINTS = {"cvi": Quadrature(20), "laplace": Delta()}
+# A whole step of variational inference may overshoot, where the kernel is nearly a step; Newton's has no such trouble.
+_RULES = {"cvi": cvi(1.0).replace(guard=Backtracking(monotone=True)), "laplace": cvi(1.0)}
 
 
 def resized(block: Any, size: int, rows: int) -> Any:
