@@ -361,7 +361,7 @@ def _class_score(
     built = lambda logs: _classes(x, places, jax.tree.map(jnp.exp, logs), points)
     over = lambda model, q: type(q)({"f": q["f"].over(model.blocks["f"])})
     here = built(logs)
-    q = run(rule, here, rule.init(over(here, q), here), data, jax.random.key(0), 50, 1e-6).q
+    q = run(rule, here, rule.init(over(here, q), here), data, jax.random.key(0), 100, 1e-10).q
 
     def value(logs: Any) -> Any:
         if points.delta:
