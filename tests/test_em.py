@@ -164,6 +164,7 @@ def test_newton_s_m_step_where_nothing_is_conjugate():
     assert_allclose(again.q["w"].mean, result.q["w"].mean, rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_a_peak_is_where_the_inner_product_is_largest():
     members = [
         blr.Gamma(3.0, 4.0),

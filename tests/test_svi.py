@@ -32,6 +32,7 @@ def same(one, other, **tolerance):
         assert_allclose(a, b, **tolerance)
 
 
+@pytest.mark.extended
 def test_svi_with_all_of_the_data_and_whole_steps_is_vmp():
     order = ["z", "weights", "components"]
     vmp = blr.fit(blr.vmp(order=order), mixture(), None, {"y": ROWS}, steps=12, check=True)
@@ -186,6 +187,7 @@ def test_words_are_the_best_choice_of_topics():
     assert_allclose(found, expected, rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_weights_count_rows_twice():
     double = blr.fit(blr.vmp(), mixture(), None, {"y": np.concatenate([ROWS, ROWS[:50]])}, steps=8)
     weighted = blr.Weighted({"y": jnp.array(ROWS)}, 1.0 + (jnp.arange(150) < 50), 150)

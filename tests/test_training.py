@@ -285,6 +285,7 @@ def test_a_resumed_run_is_the_uncut_one_bit_for_bit(name, tmp_path):
     np.testing.assert_array_equal(np.concatenate([*seen, run.trace["objective"]]), uncut.trace["objective"])
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["vogn", "ivon", "slang", "kronecker"])
 def test_the_precision_goes_with_the_temperature(name):
     """S = (Nv + δ)/τ at every step of a schedule, and the mean's step does not jump with it."""

@@ -54,7 +54,7 @@ def _at_once(measure: Callable[[PyTree], Measured], q: Any, spots: PointSet) -> 
         return dataclasses.replace(one, curvature=q.structure.average(stack, spots.weights))
     every = jax.vmap(pulled)(spots.theta, spots.factors)
     average = lambda tree: Structure().average(tree, spots.weights)
-    curvature = q.structure.average(every.curvature, spots.weights)
+    curvature = None if every.curvature is None else q.structure.average(every.curvature, spots.weights)
     rest = dataclasses.replace(every, curvature=None)
     return dataclasses.replace(average(rest), curvature=curvature)
 

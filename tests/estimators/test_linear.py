@@ -19,8 +19,20 @@ from bayesrule.estimators import LogisticRegression, PoissonRegression, RidgeReg
 from bayesrule.models.regression import wide
 
 
-@parametrize_with_checks([RidgeRegression(), LogisticRegression(recipe="laplace"), PoissonRegression(recipe="laplace")])
+@parametrize_with_checks([RidgeRegression(), LogisticRegression(recipe="laplace")])
 def test_conventions(estimator, check):
+    check(estimator)
+
+
+@parametrize_with_checks([PoissonRegression(recipe="laplace")], legacy=False)
+def test_interface(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.extended
+@parametrize_with_checks([PoissonRegression(recipe="laplace"), LogisticRegression(), PoissonRegression()])
+def test_conventions_as_they_come(estimator, check):
+    """All checks of the estimators that do not run them every time, and with averages instead of Laplace's method."""
     check(estimator)
 
 

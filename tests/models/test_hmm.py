@@ -49,6 +49,7 @@ def observed(kind):
     return jnp.asarray(y)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_bound_never_falls(kind):
     y = observed(kind).at[1, 17:].set(jnp.nan).at[2, 5:9].set(jnp.nan).at[3, :2].set(jnp.nan)
@@ -56,6 +57,7 @@ def test_the_bound_never_falls(kind):
     assert fitted(VMP, model, y, 10, check=True).reason == "steps"
 
 
+@pytest.mark.extended
 def test_what_was_not_observed_does_not_count():
     """Filling at the end, as NaN, more of it, as a mask or as lengths, is as if it was not there.
 
@@ -207,6 +209,7 @@ def test_the_default_start_finds_the_states(kind):
     assert max(agreement, 1 - agreement) > 0.9
 
 
+@pytest.mark.extended
 def test_one_observation():
     model = hmm.poisson_hmm(jnp.array([3.0]), 1)
     result = fitted(EM, model, hmm.sequences(jnp.array([3.0])), 3, check=True)

@@ -100,6 +100,13 @@ def test_bayesbinn_finds_the_best_signs():
     np.testing.assert_array_equal(jnp.sign(result.q.natural()), [1, -1, 1, 1, -1, -1])
 
 
+def test_several_draws_are_averaged():
+    rule = blr.bayesbinn(1e-2, samples=3)
+    state, info = rule.step(OBJECTIVE, rule.init(LATENT), (X[:8], Y[:8]), jax.random.key(0))
+    assert bool(jnp.isfinite(info.objective))
+    assert not bool(jnp.allclose(state.q.natural()["w"], rule.init(LATENT).q.natural()["w"]))
+
+
 def test_wrong_pairings_name_a_right_one():
     with pytest.raises(ValueError, match="points of a Bernoulli"):
         blr.sgd(0.1).replace(points=blr.Relaxed(1.0))

@@ -150,7 +150,16 @@ SEARCHED = [
 ]
 
 
-@pytest.mark.parametrize("case", range(4), ids=[landscape.name.replace(" ", "-") for landscape in EASY])
+LONGER = (0, 3)  # of the cases, which have their own command
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=one.name.replace(" ", "-"), marks=[pytest.mark.extended] if case in LONGER else [])
+        for case, one in enumerate(EASY)
+    ],
+)
 def test_all_global_minima_are_found(case):
     """Three seeds; `benchmarks/niching.py` runs fifty, and the harder landscapes."""
     landscape, (function, data) = EASY[case], SEARCHED[case]
@@ -275,6 +284,7 @@ def test_a_full_memory_keeps_the_lowest():
     assert landscape.peak_ratio(np.stack([m.position for m in result.minima()])) == 1
 
 
+@pytest.mark.extended
 def test_a_search_resumes_and_is_saved(tmp_path):
     whole, half = search(himmelblau), search(himmelblau, steps=30)
     half.save(tmp_path / "half")

@@ -51,6 +51,7 @@ def test_regression_is_scikit_learns(files):
     assert_allclose(np.log(found), theirs.kernel_.theta, atol=2e-3)  # their search stops there
 
 
+@pytest.mark.extended
 def test_classification_by_laplace_is_scikit_learns():
     """REFERENCE: iris, classes 1 and 2, 1·RBF(1); and their predictions from our mode."""
     x, label = load_iris(return_X_y=True)
@@ -69,6 +70,7 @@ def test_classification_by_laplace_is_scikit_learns():
     assert_allclose(found[1], variance, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_classification_has_one_bound_in_every_form(files):
     """The banana data: sites, the process itself, and a sparse one with all points (a dense Gaussian, whitened)."""
     x, y = files["banana"][:, :2], files["banana"][:, 2]

@@ -91,7 +91,7 @@ def recalled(
         raise InputError(
             f"{before['data']} has changed since the run in {place} was started: start a new one without --resume."
         )
-    return before
+    return {name: value for name, value in before.items() if name != "state"}
 
 
 def state_of(data: str) -> list[int] | None:

@@ -216,6 +216,8 @@ def _at_work(file: Path) -> bool:
 def _learn(table: Table, options: dict[str, Any], partial: Path, said: _Said) -> Run:
     from ..runs.training import train
 
+    if Path(options["data"]).is_file():  # a report is shown around: it has the file's name, and not whose it is
+        options = {**options, "data": Path(options["data"]).name}
     with said.progress() as show:
         return train(table, options, folder=partial, show=show, say=said.line)
 
