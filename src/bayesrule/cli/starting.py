@@ -40,6 +40,7 @@ def keep_compiled() -> None:
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA would say of every program that it was kept
     if not _accelerated():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 

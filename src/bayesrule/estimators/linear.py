@@ -12,7 +12,7 @@ import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ..evidence import Evidence, matched
+from ..evidence import matched
 from ..families.gaussian import Gaussian
 from ..fitting import Result
 from ..models import regression
@@ -22,11 +22,11 @@ from ..regularizer import as_regularizer
 from ..rule import Rule
 from .base import Estimator, bucket, columns, double, kept, key_of, padded
 from .ridge import RidgeRegression
-from .rules import linear_rule
+from .rules import NARROW, linear_rule
 from .targets import codes, weights
 
 _ROUGH = 1e-2  # nats, where Laplace's method only leads the way
-_BELIEF: Any = {"belief": regression.wide, "held": ("unit",)}
+_SOME = 20_000  # rows that go ahead where there are many more
 
 
 class _Linear(Estimator):
@@ -75,14 +75,22 @@ class _Linear(Estimator):
         precision, result = self._given_precision(), None
         full = rule.family.kind is Gaussian
         if precision is None:
-            # With several outputs a step is dear, and with samples there is no bound: then α is Laplace's.
+            # With several outputs a step is dear, with samples there is no bound, of very many rows a few settle it: then
+            # α is that of Laplace's evidence.
+            some = _some(len(X))
+            many = len(X) > max(NARROW * features, 10 * _SOME) and bool(counts[some].sum() > 0)
             own = full and not rule.points.random and self.batch_size is None and (rule.points.delta or outputs is None)
-            hyper: Any = {"w": 1.0, "unit": _unit(X, counts)}
-            led = None if own and rule.points.delta else self._led(objective, prior, hyper, start, data)
-            found = led
+            own = own and not many
+            hyper: Any = {"w": 1.0, "unit": _unit(X[some], counts[some])}
+            options: Any = {"run": self._run, "belief": regression.wide, "held": ("unit",)}
+            found, first = None, start
+            if not (own and rule.points.delta):  # averages over q are slow far from their end: Laplace's method leads
+                each = counts[some] * (counts.sum() / counts[some].sum())
+                seen = _data(X[some], y[some], each, wide) if many else data
+                found = matched(laplace(), objective, prior, hyper, start, seen, tolerance=_ROUGH, **options)
+                hyper, first = found.hyper, found.result.q
             if own:
-                first, hyper = (start, hyper) if led is None else (led.result.q, led.hyper)
-                options: Any = {"steps": self.max_iter, "tolerance": self.tol, "run": self._run, **_BELIEF}
+                options |= {"steps": self.max_iter, "tolerance": self.tol}
                 found = matched(rule, objective, prior, hyper, first, data, **options)
                 result = found.result
             assert found is not None  # led, or on its own
@@ -96,10 +104,6 @@ class _Linear(Estimator):
         self._keep(result, features)
         self.bound_ = None if result.bound is None else float(result.bound)
         return self
-
-    def _led(self, objective: Objective, prior: Any, hyper: Any, start: Any, data: Weighted) -> Evidence:
-        """Laplace's method and its evidence, roughly."""
-        return matched(laplace(), objective, prior, hyper, start, data, tolerance=_ROUGH, run=self._run, **_BELIEF)
 
     def _given_precision(self) -> float | None:
         if isinstance(self.prior_precision, str) and self.prior_precision == "auto":
@@ -165,6 +169,11 @@ class _Linear(Estimator):
         return regression.in_blocks(regression.predictive, self.posterior_, X, self._kind)
 
 
+def _some(rows: int) -> Any:
+    """A few rows, evenly chosen: all of them if there are few."""
+    return slice(None) if rows <= _SOME else np.sort(np.random.default_rng(0).permutation(rows)[:_SOME])
+
+
 def _unit(X: np.ndarray, counts: np.ndarray) -> float:
     """The weight that moves f by 1 where a feature moves by its deviation: one for all features."""
     mean = np.average(X, axis=0, weights=counts)
@@ -186,9 +195,10 @@ class LogisticRegression(ClassifierMixin, _Linear):
     can be separated) unless `prior_precision` gives it.
 
     `recipe` is "auto" (variational inference, "von": by quadrature for two classes, by quasi-Monte Carlo for more, with
-    the α of Laplace's evidence), another name ("laplace", "newton", "ogn", "vogn", "ivon", "adam", "sgd", …), or
-    any rule: `recipe=blr.vogn(1e-2)`. `max_iter` counts steps, or passes where there is a `batch_size`. `class_weight`
-    is as in scikit-learn. `partial_fit` takes the posterior as the prior for what comes next.
+    the α of Laplace's evidence; "laplace" for more than 1000 rows a feature, from 200,000 on with the α of 20,000 of
+    them), another name ("newton", "ogn", "vogn", "ivon", "adam", "sgd", …), or any rule: `recipe=blr.vogn(1e-2)`.
+    `max_iter` counts steps, or passes where there is a `batch_size`. `class_weight` is as in scikit-learn.
+    `partial_fit` takes the posterior as the prior for what comes next.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)

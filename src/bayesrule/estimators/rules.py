@@ -14,8 +14,8 @@ from ..recipes import adam, ivon, laplace, newton, ogn, rmsprop, sgd, vogn, von
 from ..rule import Rule
 from .base import chosen
 
-_ORDER, _FEW = 24, 6  # points for one output, and where q is narrow; a rate of 0.7 settles where 1 goes to and fro
-_NARROW = 1000  # rows for each feature: an output's spread is about the square root of its inverse
+_ORDER = 24  # points for one output; a rate of 0.7 settles where 1 goes to and fro
+NARROW = 1000  # rows for each feature, of which q is so narrow that an average over it is its middle
 _SAMPLES = 32
 
 
@@ -23,10 +23,10 @@ _SAMPLES = 32
 def _named(outputs: int, steps: int, narrow: bool) -> dict[str, Callable[[], Rule]]:
     falling = lambda rate: optax.cosine_decay_schedule(rate, steps)
     # Points of each example's outputs, the same at every step: so that a fit settles.
-    points = Quadrature(_FEW if narrow else _ORDER) if outputs == 1 else QuasiMonteCarlo(_SAMPLES)
+    points = Quadrature(_ORDER) if outputs == 1 else QuasiMonteCarlo(_SAMPLES)
     variational = von(0.7).replace(points=points, guard=Backtracking(monotone=True))
     rules = {
-        "auto": variational,
+        "auto": laplace() if narrow else variational,
         "von": variational,
         "laplace": laplace(),
         "newton": newton(),
@@ -46,4 +46,4 @@ def _same(rule: Rule) -> Rule:
 
 def linear_rule(recipe: Any, outputs: int, steps: int, estimator: Any, shape: tuple[int, ...] = (0, 1)) -> Rule:
     """The rule that a linear model's `recipe=` stands for, over so many steps, for data of this shape."""
-    return chosen(recipe, _named(outputs, max(1, steps), shape[0] > _NARROW * shape[1]), estimator)
+    return chosen(recipe, _named(outputs, max(1, steps), shape[0] > NARROW * shape[1]), estimator)
