@@ -75,8 +75,8 @@ class _Linear(Estimator):
         precision, result = self._given_precision(), None
         full = rule.family.kind is Gaussian
         if precision is None:
-            # With several outputs a step is dear, with samples there is no bound, of very many rows a few settle it: then
-            # α is that of Laplace's evidence.
+            # With several outputs a step is dear, with samples there is no bound, and of very many rows a few settle
+            # it: then α is that of Laplace's evidence.
             some = _some(len(X))
             many = len(X) > max(NARROW * features, 10 * _SOME) and bool(counts[some].sum() > 0)
             own = full and not rule.points.random and self.batch_size is None and (rule.points.delta or outputs is None)
