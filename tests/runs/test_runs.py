@@ -192,27 +192,26 @@ def test_killed_ten_times(tmp_path):
     began = time.perf_counter()
     subprocess.run([*command, *options, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
     whole = time.perf_counter() - began
-    rng, kills = np.random.default_rng(int(os.environ.get("KILL_SEED", "0"))), 0
-    first = True
+    reference = blr.load(tmp_path / "whole")
+    rng, kills, cut = np.random.default_rng(int(os.environ.get("KILL_SEED", "0"))), 0, 0
     while kills < 10:
-        started = subprocess.Popen(
-            [*command, *([*options] if first else [options[0], "--resume"]), "--out", str(tmp_path / "cut")],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        try:
-            started.wait(rng.uniform(0.1, 0.7) * whole)
-            break
-        except subprocess.TimeoutExpired:
-            started.send_signal(signal.SIGKILL)
-            started.wait()
-            kills += 1
-            first = first and not (tmp_path / "cut.partial" / "asked.json").exists()
-    subprocess.run([*command, *([*options] if first else ["--resume"]), "--out", str(tmp_path / "cut")], check=True)
-    runs = [blr.load(tmp_path / name) for name in ("whole", "cut")]
-    assert runs[0].metrics == runs[1].metrics
-    jax.tree.map(np.testing.assert_array_equal, *(run.estimator.posterior_ for run in runs))
-    assert {path.name for path in tmp_path.iterdir()} == {"whole", "cut"}
+        cut += 1
+        place, ended = tmp_path / f"cut{cut}", False
+        while not ended:
+            going_on = (tmp_path / f"cut{cut}.partial" / "asked.json").exists()
+            arguments = [*command, *(["--resume", "--quiet"] if going_on else options), "--out", str(place)]
+            started = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            try:
+                ended = started.wait(rng.uniform(0.1, 1.0) * whole if kills < 10 else None) == 0
+                assert ended
+            except subprocess.TimeoutExpired:
+                started.send_signal(signal.SIGKILL)
+                started.wait()
+                kills += 1
+        found = blr.load(place)
+        assert found.metrics == reference.metrics
+        jax.tree.map(np.testing.assert_array_equal, found.estimator.posterior_, reference.estimator.posterior_)
+    assert {path.name for path in tmp_path.iterdir()} == {"whole", *(f"cut{number + 1}" for number in range(cut))}
 
 
 def test_a_class_of_few_rows_is_learnt():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -32,6 +33,8 @@ def keep_compiled() -> None:
     """JAX's compiled programs are kept between runs, so that the second starts fast; variables that are set stay."""
     if "jax" in sys.modules:  # the process has its own ways
         return
+    # Tracing makes many small objects that live as long as the program: looking through them takes a second.
+    gc.set_threshold(200_000, 20, 20)
     folder = cache_folder() / "jax"
     try:
         folder.mkdir(parents=True, exist_ok=True)
