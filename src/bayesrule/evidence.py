@@ -135,12 +135,14 @@ def highest(
     *,
     evaluations: int = 100,
     within: float | None = None,
+    held: Sequence[str] = (),
     settled: float = 1e-14,
 ) -> Highest:
     """Positive numbers at which a score is highest, searched in logarithms by scipy's L-BFGS-B.
 
     `scored(logs)` gives the score and its slope in the logarithms. `within` keeps every number within that factor of
-    where it starts; the search ends where the score rises by less than `settled` of itself.
+    where it starts; those of a dict whose names are `held` stay as they are. The search ends where the score rises by
+    less than `settled` of itself.
 
     >>> import jax, jax.numpy as jnp
     >>> found = highest(jax.value_and_grad(lambda logs: -((logs - 1.0) ** 2)), 1.0)
@@ -149,7 +151,7 @@ def highest(
     """
     flat, unflatten = ravel_pytree(jax.tree.map(lambda x: jnp.asarray(x, float), hyper))
     if flat.size == 0 or not bool(jnp.all(flat > 0)):
-        raise ValueError(f"empirical_bayes searches positive numbers in logarithms, and {hyper} has others.")
+        raise ValueError(f"Hyper-parameters are positive numbers, searched in logarithms, and {hyper} has others.")
 
     def lower(logs: np.ndarray) -> tuple[float, np.ndarray]:
         value, slope = scored(unflatten(jnp.asarray(logs)))
@@ -161,7 +163,10 @@ def highest(
     from scipy.optimize import minimize
 
     first = np.log(np.asarray(flat, float))
-    bounds = None if within is None else [(x - np.log(within), x + np.log(within)) for x in first]
+    reach = np.full(len(first), np.inf if within is None else np.log(within))
+    if held:
+        reach[np.asarray(ravel_pytree({k: jnp.full(jnp.shape(v), k in held) for k, v in hyper.items()})[0], bool)] = 0.0
+    bounds = list(zip(first - reach, first + reach, strict=True))
     options = {"maxfun": evaluations, "ftol": settled, "gtol": 1e-6}
     with one_blas_thread():
         found = minimize(lower, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
@@ -318,24 +323,9 @@ def conjugate_evidence(
     likelihood's constant where these depend on the numbers too. q says which family it is; the numbers of a dict whose
     names are `held` stay as they are. `belief(hyper)` is a log density that is added.
     """
-    from scipy.optimize import minimize
-
-    flat, unflatten = ravel_pytree(jax.tree.map(lambda x: _positive(x, hyper), hyper))
-    first = np.log(np.asarray(flat, float))
-
-    def scored(logs: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = _conjugate_evidence(
-            q, message, unflatten(jnp.asarray(logs, flat.dtype)), prior, likelihood, belief
-        )
-        return float(value), np.asarray(ravel_pytree(slope)[0], float)
-
-    reach = math.log(_REACH)
-    free = np.ones(len(first), bool)
-    if held:
-        free = np.asarray(ravel_pytree({k: jnp.full(jnp.shape(v), k not in held) for k, v in hyper.items()})[0])
-    bounds = [(log - reach * move, log + reach * move) for log, move in zip(first, free, strict=True)]
-    found = minimize(scored, first, jac=True, method="L-BFGS-B", bounds=bounds, options={"ftol": 1e-15, "gtol": 1e-9})
-    return unflatten(jnp.exp(jnp.asarray(found.x, flat.dtype))), -float(found.fun)
+    scored = lambda logs: _conjugate_evidence(q, message, logs, prior, likelihood, belief)
+    found = highest(scored, hyper, within=_REACH, held=held, settled=1e-15)
+    return found.hyper, found.value
 
 
 def _prior_natural(regularizer: Regularizer, q: Any) -> PyTree:
@@ -348,9 +338,9 @@ def _prior_natural(regularizer: Regularizer, q: Any) -> PyTree:
 def _conjugate_evidence(
     q: Any, message: PyTree, logs: PyTree, prior: Any, likelihood: Any, belief: Any
 ) -> tuple[Array, PyTree]:
-    """Minus log Z(η), and its slope in log η: at the conjugate posterior q's own slope vanishes."""
+    """log Z(η), and its slope in log η: at the conjugate posterior q's own slope vanishes."""
 
-    def loss(logs: PyTree) -> Array:
+    def value(logs: PyTree) -> Array:
         hyper = jax.tree.map(jnp.exp, logs)
         regularizer = as_regularizer(prior(hyper), None)
         said, constant = (message, 0.0) if likelihood is None else likelihood(hyper, message)
@@ -358,9 +348,9 @@ def _conjugate_evidence(
         natural = jax.tree.map(jnp.add, said, _prior_natural(regularizer, q))
         posterior = jax.lax.stop_gradient(q.with_natural(natural))
         products = jax.tree.map(jnp.vdot, said, posterior.expectation())
-        return regularizer.expected(posterior) - posterior.entropy() - sum(jax.tree.leaves(products)) - constant
+        return sum(jax.tree.leaves(products)) + constant + posterior.entropy() - regularizer.expected(posterior)
 
-    return jax.value_and_grad(loss)(logs)
+    return jax.value_and_grad(value)(logs)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,18 @@ def test_ridge_agrees_with_scikit_learns():
     np.testing.assert_allclose(std, theirs_std, rtol=5e-3)
 
 
+def test_ridge_by_any_name():
+    X, y = standardized(load_diabetes)
+    X = X[:, [0, 1, 9]]
+    exact = [RidgeRegression(recipe=name).fit(X, y).coef_ for name in ("auto", "conjugate", "newton")]
+    np.testing.assert_array_equal(exact[0], exact[1])
+    np.testing.assert_array_equal(exact[0], exact[2])
+    stepped = RidgeRegression(recipe=blr.gradient_descent(1e-3), max_iter=2000).fit(X, y)
+    np.testing.assert_allclose(stepped.coef_, exact[0], rtol=1e-6)
+    with pytest.raises(ValueError, match="knows the recipes"):
+        RidgeRegression(recipe="conjugated").fit(X, y)
+
+
 def test_ridge_does_not_mind_large_means():
     X, y = standardized(load_diabetes)
     plain, moved = RidgeRegression().fit(X, y), RidgeRegression().fit(X + 1e8, y + 1e9)

@@ -69,7 +69,13 @@ def posterior(space, natural, steps):
 
 @pytest.mark.parametrize(
     ("kind", "steps", "parallel"),
-    [("numbers", 1, True), ("numbers", 12, False), ("varying", 30, True), ("vectors", 7, False)],
+    [
+        ("numbers", 1, True),
+        ("numbers", 12, False),
+        ("varying", 30, True),
+        pytest.param("vectors", 30, True, marks=pytest.mark.extended),
+        ("vectors", 7, False),
+    ],
 )
 def test_the_dense_answer(kind, steps, parallel):
     rng = np.random.default_rng(steps)

@@ -67,6 +67,20 @@ def test_a_run_that_was_cut_ends_as_if_uncut(tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, cut.estimator.posterior_, whole.estimator.posterior_)
 
 
+@pytest.mark.parametrize("target", ["good", "score"])
+def test_a_network_is_watched(target, monkeypatch):
+    """A long fit shows how it does on the held-out rows; what is colder than Bayes' posterior has no bound to show."""
+    monkeypatch.setattr(watching, "_SAVED_EVERY", -1.0)
+    params = {"hidden_layer_sizes": [4], "max_iter": 30}
+    data, config = asked(target, *{"good", "score", "visits"} - {target}, model="mlp", params=params)
+    looks = []
+    run = train(data, config, show=looks.append)
+    assert not any(look.is_bound for look in looks)
+    assert "bound" not in run.trace
+    assert looks[-1].heldout == pytest.approx(run.metrics["model"]["nll"])
+    assert run.trace["heldout_nll"][-1] == looks[-1].heldout
+
+
 @pytest.mark.parametrize(
     ("target", "leave", "task"),
     [

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .starting import DEBUG as _DEBUG
 from .starting import tidy
 
 if TYPE_CHECKING:
     from ..data.tables import Table
     from ..runs.run import Run
 
-_DEBUG = typer.Option("--debug", help="Show where an error came from.")
 _QUIET = typer.Option("--quiet", "-q", help="Print nothing but errors and the report's path.")
 
 
@@ -123,11 +123,13 @@ def predict(
       bayesrule predict run/ --steps 24
     """
     from ..data.tables import InputError
+    from ..runs.predicting import rows_of
     from ..runs.store import load_run
 
     loaded = load_run(run)
-    found = loaded.predict(data, steps=steps)
-    for name, count in loaded.unseen(data).items():
+    rows = None if data is None else rows_of(loaded, data)
+    found = loaded.predict(rows, steps=steps)
+    for name, count in loaded.unseen(rows).items():
         typer.echo(f"bayesrule: {count:,} values of {name!r} were not there in training, and count as none", err=True)
     if out is None:
         _write_csv(found, sys.stdout)

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .starting import DEBUG, tidy
+
 if TYPE_CHECKING:
     from rich.table import Table
 
     from ..report.checks import Outcome
 
 
+@tidy
 def table(
     check: Annotated[bool, typer.Option("--check", help="Run every row against its reference.")] = False,
+    debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Print Table 1 of Khan and Rue (2023): every algorithm, its candidate distribution and approximations.
 
@@ -103,8 +107,10 @@ def _compile_quickly() -> None:
         os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false")
 
 
+@tidy
 def gallery(
     out: Annotated[Path, typer.Option("--out", help="The folder to write to.")] = Path("gallery"),
+    debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Draw the paper's figures and one picture for each algorithm, with a page that shows them."""
     if out.exists() and not out.is_dir():

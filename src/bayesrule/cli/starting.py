@@ -14,6 +14,7 @@ import typer
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+DEBUG = typer.Option("--debug", help="Show where an error came from.")
 EXIT_CODES = "Exit codes: 0 all went well, 1 something failed, 2 wrong input, 130 interrupted."
 
 

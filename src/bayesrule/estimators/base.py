@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
 from sklearn.base import BaseEstimator
 from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ..fitting import Result, fit, one_blas_thread
 from ..rule import Rule
@@ -28,11 +29,18 @@ class Estimator(BaseEstimator):
     """
 
     _watcher: Any = None
+    _bounded: ClassVar[bool] = True
+    """Whether the bound of its fits is one on the log evidence: not where q is colder than Bayes'."""
 
     def _run(self, rule: Rule, objective: Any, start: Any, data: PyTree = None, **options: Any) -> Result:
         """`fit`, or what stands in for it: the command line watches, saves and resumes the fits of an estimator."""
         watched = fit if self._watcher is None else self._watcher.fit
         return watched(rule, objective, start, data, **options)
+
+    def _checked(self, X: Any) -> np.ndarray:
+        """New rows, as scikit-learn checks them."""
+        check_is_fitted(self)
+        return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
 
     def __getstate__(self) -> dict[str, Any]:
         state: Any = super().__getstate__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -45,13 +46,13 @@ class _HMM(SequenceModel):
         self.n_init = n_init
         self.random_state = random_state
 
+    @abstractmethod
     def _learn(self, steps: np.ndarray, count: int) -> tuple[Found, Product]:
         """The fit to these steps, of which there are so many, and its q."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _estimates(self) -> None:
         """The emissions' own attributes."""
-        raise NotImplementedError
 
     @double
     def fit(self, Y: Any, y: Any = None) -> Self:

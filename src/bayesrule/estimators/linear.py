@@ -10,9 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
-from ..evidence import matched
+from ..evidence import Evidence, matched
 from ..families.gaussian import Gaussian
 from ..fitting import Result
 from ..models import regression
@@ -71,39 +71,56 @@ class _Linear(Estimator):
         objective = regression.regression(self._kind, counts.sum(), intercept=self.fit_intercept)
         prior = regression.strength if self.fit_intercept else regression.strength_alone
         data = _data(X, y, counts, wide)
-        at = lambda strength: dataclasses.replace(objective, regularizer=as_regularizer(prior({"w": strength}), None))
-        precision, result = self._given_precision(), None
         full = rule.family.kind is Gaussian
+        precision, result = self._given_precision(), None
         if precision is None:
-            # With several outputs a step is dear, with samples there is no bound, and of very many rows a few settle
-            # it: then α is that of Laplace's evidence.
-            some = _some(len(X))
-            many = len(X) > max(NARROW * features, 10 * _SOME) and bool(counts[some].sum() > 0)
-            own = full and not rule.points.random and self.batch_size is None and (rule.points.delta or outputs is None)
-            own = own and not many
-            hyper: Any = {"w": 1.0, "unit": _unit(X[some], counts[some])}
-            options: Any = {"run": self._run, "belief": regression.wide, "held": ("unit",)}
-            found, first = None, start
-            if not (own and rule.points.delta):  # averages over q are slow far from their end: Laplace's method leads
-                each = counts[some] * (counts.sum() / counts[some].sum())
-                seen = _data(X[some], y[some], each, wide) if many else data
-                found = matched(laplace(), objective, prior, hyper, start, seen, tolerance=_ROUGH, **options)
-                hyper, first = found.hyper, found.result.q
-            if own:
-                options |= {"steps": self.max_iter, "tolerance": self.tol}
-                found = matched(rule, objective, prior, hyper, first, data, **options)
-                result = found.result
-            assert found is not None  # led, or on its own
-            precision, start = float(found.hyper["w"]), found.result.q if full else start
-        elif full and not rule.points.delta:
-            # Averages over q are slow far from the solution: Laplace's method goes ahead.
-            start = self._run(laplace(), at(precision), start, data, steps=50, tolerance=_ROUGH).q
+            found, done = self._strength(rule, objective, prior, start, data, X, y, counts)
+            precision, result = float(found.hyper["w"]), found.result if done else None
+            start = found.result.q if full else start
+        here = dataclasses.replace(objective, regularizer=as_regularizer(prior({"w": precision}), None))
+        if result is None and self._given_precision() is not None and full and not rule.points.delta:
+            # Averages over q are slow far from their end: Laplace's method leads.
+            start = self._run(laplace(), here, start, data, steps=50, tolerance=_ROUGH).q
         if result is None:
-            result = self._taken(rule, at(precision), start, data, len(X))
+            result = self._taken(rule, here, start, data, len(X))
         self.prior_precision_ = precision
         self._keep(result, features)
         self.bound_ = None if result.bound is None else float(result.bound)
         return self
+
+    def _strength(
+        self,
+        rule: Rule,
+        objective: Objective,
+        prior: Any,
+        start: Any,
+        data: Weighted,
+        X: np.ndarray,
+        y: np.ndarray,
+        counts: np.ndarray,
+    ) -> tuple[Evidence, bool]:
+        """α by the evidence, and whether the fit at it is the rule's own, so that nothing is left to do.
+
+        With several outputs a step is dear, with samples there is no bound, and of very many rows a few settle it: then
+        α is that of Laplace's evidence.
+        """
+        some = _some(len(X))
+        many = len(X) > max(NARROW * X.shape[1], 10 * _SOME) and bool(counts[some].sum() > 0)
+        own = rule.family.kind is Gaussian and not rule.points.random and self.batch_size is None and not many
+        own = own and (rule.points.delta or start["w"].ndim == 1)
+        hyper: Any = {"w": 1.0, "unit": _unit(X[some], counts[some])}
+        options: Any = {"run": self._run, "belief": regression.wide, "held": ("unit",)}
+        last: Any = {"steps": self.max_iter, "tolerance": self.tol}
+        if own and rule.points.delta:
+            return matched(rule, objective, prior, hyper, start, data, **options, **last), True
+        seen = data
+        if many:
+            each = counts[some] * (counts.sum() / counts[some].sum())
+            seen = _data(X[some], y[some], each, start["w"].shape[0])
+        led = matched(laplace(), objective, prior, hyper, start, seen, tolerance=_ROUGH, **options)
+        if not own:
+            return led, False
+        return matched(rule, objective, prior, led.hyper, led.result.q, data, **options, **last), True
 
     def _given_precision(self) -> float | None:
         if isinstance(self.prior_precision, str) and self.prior_precision == "auto":
@@ -159,10 +176,6 @@ class _Linear(Estimator):
         self._keep(result, X.shape[1])
         self.bound_ = None if result.bound is None or before is None else before + float(result.bound)
         return self
-
-    def _checked(self, X: Any) -> np.ndarray:
-        check_is_fitted(self)
-        return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
 
     def _predictive(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
         """The mean and the variance of y."""
@@ -239,19 +252,17 @@ class LogisticRegression(ClassifierMixin, _Linear):
         """Learn the weights' posterior."""
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         self.classes_, labels = codes(y)
-        counts = weights(X, sample_weight, self.class_weight, self.classes_, labels)
-        several = len(self.classes_) - 1 if len(self.classes_) > 2 else None
-        start = regression.zeros(X.shape[1], several, intercept=self.fit_intercept)
-        return self._learn(X, labels if several else labels.astype(float), counts, start)
+        return self._labelled(X, labels, sample_weight, first=True)
 
     @double
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
         """Go on with more data; `classes` lists all of them at the first call, where some may be missing from y."""
         first = not hasattr(self, "posterior_")
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
-        known, labels = codes(y, classes if first else self.classes_)
-        if first:
-            self.classes_ = known
+        self.classes_, labels = codes(y, classes if first else self.classes_)
+        return self._labelled(X, labels, sample_weight, first=first)
+
+    def _labelled(self, X: np.ndarray, labels: np.ndarray, sample_weight: Any, *, first: bool) -> Self:
         counts = weights(X, sample_weight, self.class_weight, self.classes_, labels)
         several = len(self.classes_) - 1 if len(self.classes_) > 2 else None
         labels = labels if several else labels.astype(float)

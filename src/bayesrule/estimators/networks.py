@@ -245,15 +245,25 @@ class MLPRegressor(RegressorMixin, _Perceptron):
         elif y.shape[1:] != self.y_mean_.shape:
             raise ValueError(f"y has the shape {y.shape}, and the first call had {self.y_mean_.size} targets a row.")
         targets = ((y - self.y_mean_) / self.y_scale_).reshape(len(y), -1).astype(X.dtype)
-        noise = None
         if not self._noisy:
             noise = positive("noise", self.noise, 'or "auto"') / self.y_scale_.reshape(-1) ** 2
             targets = np.concatenate([targets, np.broadcast_to(noise, targets.shape).astype(X.dtype)], axis=1)
         self._train(X, targets, counts, go_on=go_on)
-        found = np.exp(self.posterior_.mean["log_noise"]) if noise is None else noise
-        found = np.asarray(found, float) * self.y_scale_.reshape(-1) ** 2
-        self.noise_ = found if self.y_mean_.ndim else float(found[0])
+        self._keep_noise()
         return self
+
+    def seen(self, q: Any) -> Self:
+        other = super().seen(q)
+        other._keep_noise()
+        return other
+
+    def _keep_noise(self) -> None:
+        """σ² in y's own units."""
+        found = np.broadcast_to(self.noise, self.y_mean_.size) if not self._noisy else self._learnt_noise()
+        self.noise_ = np.asarray(found, float) if self.y_mean_.ndim else float(found[0])
+
+    def _learnt_noise(self) -> np.ndarray:
+        return np.exp(np.asarray(self.posterior_.mean["log_noise"], float)) * self.y_scale_.reshape(-1) ** 2
 
     @property
     def _noisy(self) -> bool:

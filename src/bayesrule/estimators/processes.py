@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from .. import factors
 from ..evidence import highest
@@ -92,10 +92,6 @@ class _Process(Estimator):
             found.append([np.asarray(array)[tuple(slice(len(part)) for _ in array.shape)] for array in (mean, spread)])
         mean, spread = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return mean, spread if full else np.maximum(spread, 0.0)
-
-    def _checked(self, X: Any) -> Any:
-        check_is_fitted(self)
-        return validate_data(self, X, dtype=np.float64, reset=False)
 
 
 class GaussianProcessRegressor(RegressorMixin, _Process):

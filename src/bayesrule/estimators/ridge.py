@@ -9,18 +9,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from sklearn.base import RegressorMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import validate_data
 
 from ..evidence import conjugate_evidence, likelihood_message
 from ..models import regression, ridge
 from ..objective import Weighted
 from ..recipes import newton
 from ..regularizer import as_regularizer
+from ..rule import Rule
 from .base import Estimator, bucket, columns, double, kept, key_of, padded
 from .rules import linear_rule
 from .targets import weights
 
-_EXACT = ("auto", "newton", "laplace", "von")  # one Newton step is the posterior
+_EXACT = ("auto", "conjugate", "newton", "laplace", "von")  # one Newton step is the posterior
 
 
 class RidgeRegression(RegressorMixin, Estimator):
@@ -69,7 +70,8 @@ class RidgeRegression(RegressorMixin, Estimator):
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Learn from these rows and all that came before."""
         first = not hasattr(self, "triangle_")
-        linear_rule(self.recipe, 1, self.max_iter, self)  # or an error before anything is computed
+        exact = isinstance(self.recipe, str) and self.recipe in _EXACT
+        rule = None if exact else linear_rule(self.recipe, 1, self.max_iter, self)
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, reset=first)
         y, counts = np.asarray(y, float), weights(X, sample_weight)
         before = (
@@ -79,8 +81,8 @@ class RidgeRegression(RegressorMixin, Estimator):
         self.n_samples_seen_, self.triangle_ = rows.size, rows.triangle
         self.x_mean_, self.y_mean_ = rows.mean[:-1], float(rows.mean[-1])
         self._solve()
-        if not (isinstance(self.recipe, str) and self.recipe in _EXACT):
-            self._step(X, y, counts)
+        if rule is not None:
+            self._step(rule, X, y, counts)
         self.coef_ = np.asarray(self.posterior_.mean["w"])
         self.intercept_ = float(self.posterior_.mean.get("b", 0.0)) + self.y_mean_ - float(self.x_mean_ @ self.coef_)
         return self
@@ -126,10 +128,9 @@ class RidgeRegression(RegressorMixin, Estimator):
         self.log_evidence_ = float(result.bound or 0.0) + constant
         self.n_iter_ = 1
 
-    def _step(self, X: np.ndarray, y: np.ndarray, counts: np.ndarray) -> None:
+    def _step(self, rule: Rule, X: np.ndarray, y: np.ndarray, counts: np.ndarray) -> None:
         """Another algorithm, on the rows as they are."""
         scale = self._scale()
-        rule = linear_rule(self.recipe, 1, self.max_iter, self)
         hyper = {"w": self.prior_precision_ * scale**2}
         ones = np.full(len(X), float(self.fit_intercept))
         rows = padded(np.column_stack([ones, X - self.x_mean_]), bucket(len(X)))
@@ -151,10 +152,6 @@ class RidgeRegression(RegressorMixin, Estimator):
         mean, variance = regression.in_blocks(regression.outputs, self.posterior_, X - self.x_mean_)
         mean = mean + self.y_mean_
         return (mean, np.sqrt(variance + self.noise_)) if return_std else mean
-
-    def _checked(self, X: Any) -> np.ndarray:
-        check_is_fitted(self)
-        return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
 
     @double
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
@@ -19,31 +18,27 @@ NARROW = 1000  # rows for each feature, of which q is so narrow that an average 
 _SAMPLES = 32
 
 
+_FALLING = {"ogn": (ogn, 0.3), "vogn": (vogn, 0.3), "ivon": (ivon, 0.3)}
+_FALLING |= {"adam": (adam, 0.1), "rmsprop": (rmsprop, 0.1), "sgd": (sgd, 0.5)}
+_NAMES = ("auto", "von", "laplace", "newton", *_FALLING)
+
+
 @cache
-def _named(outputs: int, steps: int, narrow: bool) -> dict[str, Callable[[], Rule]]:
-    falling = lambda rate: optax.cosine_decay_schedule(rate, steps)
+def _named(name: str, outputs: int, steps: int, narrow: bool) -> Rule:
+    """Made once: a schedule is a function, and another one would be compiled for again."""
+    if name in _FALLING:
+        recipe, rate = _FALLING[name]
+        return recipe(optax.cosine_decay_schedule(rate, steps))
+    if name == "newton":
+        return newton()
+    if name == "laplace" or (name == "auto" and narrow):
+        return laplace()
     # Points of each example's outputs, the same at every step: so that a fit settles.
     points = Quadrature(_ORDER) if outputs == 1 else QuasiMonteCarlo(_SAMPLES)
-    variational = von(0.7).replace(points=points, guard=Backtracking(monotone=True))
-    rules = {
-        "auto": laplace() if narrow else variational,
-        "von": variational,
-        "laplace": laplace(),
-        "newton": newton(),
-        "ogn": ogn(falling(0.3)),
-        "vogn": vogn(falling(0.3)),
-        "ivon": ivon(falling(0.3)),
-        "adam": adam(falling(0.1)),
-        "rmsprop": rmsprop(falling(0.1)),
-        "sgd": sgd(falling(0.5)),
-    }
-    return {name: partial(_same, rule) for name, rule in rules.items()}
-
-
-def _same(rule: Rule) -> Rule:
-    return rule
+    return von(0.7).replace(points=points, guard=Backtracking(monotone=True))
 
 
 def linear_rule(recipe: Any, outputs: int, steps: int, estimator: Any, shape: tuple[int, ...] = (0, 1)) -> Rule:
     """The rule that a linear model's `recipe=` stands for, over so many steps, for data of this shape."""
-    return chosen(recipe, _named(outputs, max(1, steps), shape[0] > NARROW * shape[1]), estimator)
+    settings = outputs, max(1, steps), shape[0] > NARROW * shape[1]
+    return chosen(recipe, {name: partial(_named, name, *settings) for name in _NAMES}, estimator)

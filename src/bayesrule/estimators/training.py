@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from abc import abstractmethod
 from functools import partial
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from .schedules import predicts
 class Trained(Estimator):
     """A network that is trained on batches: rows, steps, the state, and predictions."""
 
+    _bounded: ClassVar[bool] = False
     hidden_layer_sizes: Any
     max_iter: int
     batch_size: Any
@@ -84,7 +86,7 @@ class Trained(Estimator):
                 self._choose(network, start, data, options)
             else:
                 start = Result(state, "steps", {}, order, True, None)
-            objective = self._objective(network, self.t_, rule)
+            objective, self.how_ = self._objective(network, self.t_, rule), predicts(rule)
             result = self._run(rule, objective, start, data, **options)
             if result.reason not in ("steps", "converged", "interrupted"):
                 warnings.warn(
@@ -100,7 +102,12 @@ class Trained(Estimator):
             self.n_iter_ = (self.n_iter_ if state is not None else 0) + max(1, len(curve))
             self.state_ = kept(result.state)
             self.posterior_ = self.state_.q
-            self.how_ = predicts(rule)
+
+    def seen(self, q: Any) -> Self:
+        """A copy that predicts from another posterior: how a fit that goes on would do now."""
+        other = copy.copy(self)
+        other.posterior_ = kept(q)
+        return other
 
     def _choose(self, network: Network, start: Any, data: Weighted, options: dict[str, Any]) -> None:
         """What is chosen by a trial before the fit."""

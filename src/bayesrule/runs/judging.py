@@ -60,6 +60,16 @@ def interval(mean: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]
     return mean - _WIDTH * std, mean + _WIDTH * std
 
 
+def numbers(estimator: Any, x: np.ndarray, task: str) -> dict[str, np.ndarray]:
+    """What an estimator predicts for rows: the mean and the deviation of a new y, and a 90 % interval."""
+    mean, std = estimator.predict(x, return_std=True)
+    low, high = interval(mean, std)
+    if task == "counts":
+        draws = estimator.sample_predictive(x, 500, random_state=0)
+        low, high = np.quantile(draws, [0.05, 0.95], axis=0, method="inverted_cdf")
+    return {"mean": mean, "std": std, "low": low, "high": high}
+
+
 def counts_baseline(y: np.ndarray, rate: float) -> dict[str, float]:
     """Every row gets the Poisson distribution of the training mean."""
     low, high = np.ceil(pdtrik([0.05, 0.95], rate)).clip(0)  # the least counts that reach these probabilities

@@ -23,8 +23,7 @@ def predicted(run: Run, data: Any = None, *, steps: int | None = None) -> dict[s
     Numbers have "prediction", "std" and a 90 % interval, "low" and "high"; classes have "prediction", its
     "probability", and a column for each class's.
     """
-    categories = [] if run.encoding is None else run.encoding.encoding.categories
-    table = None if data is None else as_table(data, categories)
+    table = None if data is None else rows_of(run, data)
     if run.config["task"] == "sequence":
         return _forecast(run, table, 12 if steps is None else steps)
     if steps is not None:
@@ -39,13 +38,8 @@ def predicted(run: Run, data: Any = None, *, steps: int | None = None) -> dict[s
         every = {f"p({label})": probabilities[:, place] for place, label in enumerate(run.classes)}
         names = np.array(run.classes)
         return {"prediction": names[best], "probability": probabilities[np.arange(len(best)), best], **every}
-    mean, std = run.estimator.predict(x, return_std=True)
-    if run.config["task"] == "counts":
-        draws = run.estimator.sample_predictive(x, 500, random_state=0)
-        low, high = np.quantile(draws, [0.05, 0.95], axis=0, method="inverted_cdf")
-    else:
-        low, high = judging.interval(mean, std)
-    return {"prediction": mean, "std": std, "low": low, "high": high}
+    found = judging.numbers(run.estimator, x, run.config["task"])
+    return {"prediction": found.pop("mean"), **found}
 
 
 def _forecast(run: Run, table: Table | None, steps: int) -> dict[str, np.ndarray]:
@@ -61,6 +55,11 @@ def _forecast(run: Run, table: Table | None, steps: int) -> dict[str, np.ndarray
     mean, std = (part[:, 0] for part in run.estimator.predict(y, steps=steps, return_std=True))
     low, high = judging.interval(mean, std)
     return {"time": following(times, steps), "prediction": mean, "std": std, "low": low, "high": high}
+
+
+def rows_of(run: Run, data: Any) -> Table:
+    """New rows as a table, read as the training rows were."""
+    return as_table(data, [] if run.encoding is None else run.encoding.encoding.categories)
 
 
 def as_table(data: Any, categories: Sequence[str] = ()) -> Table:

@@ -60,11 +60,9 @@ class Run:
 
     def unseen(self, data: Any) -> dict[str, int]:
         """How many values of each category in new rows were not there in training."""
-        from .predicting import as_table
+        from .predicting import rows_of
 
-        if self.encoding is None or data is None:
-            return {}
-        return self.encoding.unseen(as_table(data, self.encoding.encoding.categories))
+        return {} if self.encoding is None or data is None else self.encoding.unseen(rows_of(self, data))
 
     def predict(self, data: Any = None, *, steps: int | None = None) -> dict[str, np.ndarray]:
         """Columns of predictions for new rows: a file, a DataFrame or a dict of columns; or a sequence's next steps.

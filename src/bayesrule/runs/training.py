@@ -120,10 +120,8 @@ def split(rows: int, config: dict[str, Any], labels: np.ndarray | None = None) -
         lost = [order[:held][labels[order[:held]] == label][:1] for label in np.setdiff1d(labels, labels[order[held:]])]
         if lost:
             back = np.isin(order[:held], np.concatenate(lost))
-            order, held = (
-                np.concatenate([order[:held][~back], order[:held][back], order[held:]]),
-                held - int(back.sum()),
-            )
+            order = np.concatenate([order[:held][~back], order[:held][back], order[held:]])
+            held -= int(back.sum())
     return np.sort(order[held:]), np.sort(order[:held])
 
 
@@ -142,7 +140,7 @@ def _learnt(table: Table, target: Column, config: dict[str, Any], watcher: Watch
     held, truth = prepared.matrix(testing), y[test_rows]
     name = estimator_name(config["task"], config["model"])
     estimator = build(name, config["recipe"], config["params"], config["seed"])
-    estimator._watcher = watcher
+    estimator._watcher, watcher.bounded = watcher, estimator._bounded
     if hasattr(estimator, "seen"):
         watcher.heldout = lambda q: _judged(estimator.seen(q), held, truth, config["task"], classes)[0]["nll"]
     try:
@@ -212,14 +210,11 @@ def _judged(
     if classes:
         probabilities = estimator.predict_proba(x)
         return judging.classified(probabilities, y), {"probabilities": probabilities}
-    mean, std = estimator.predict(x, return_std=True)
+    found = judging.numbers(estimator, x, task)
     if task == "counts":
-        draws = estimator.sample_predictive(x, 500, random_state=0)
-        low, high = np.quantile(draws, [0.05, 0.95], axis=0, method="inverted_cdf")
         nll = -float(np.mean(estimator.log_predictive(x, y)))
-        return judging.measured(y, mean, low, high, nll), {"mean": mean, "std": std, "low": low, "high": high}
-    low, high = judging.interval(mean, std)
-    return judging.normal(y, mean, std), {"mean": mean, "std": std, "low": low, "high": high}
+        return judging.measured(y, found["mean"], found["low"], found["high"], nll), found
+    return judging.normal(y, found["mean"], found["std"]), found
 
 
 def _baseline(seen: np.ndarray, y: np.ndarray, task: str, classes: list[str]) -> tuple[dict[str, float], str]:

@@ -32,12 +32,14 @@ class Watcher:
     """Stands in for `fit` inside an estimator.
 
     Fits are numbered in the order in which they are asked for, which a second run repeats; one that takes longer than
-    a second is saved in `folder` as it goes, and taken up from there. `heldout(q)` is looked at every few seconds.
+    a second is saved in `folder` as it goes, and taken up from there. `heldout(q)` is looked at every second. Where the
+    fits are not `bounded`, what they call a bound is none.
     """
 
     folder: Path | None = None
     show: Callable[[Look], None] | None = None
     heldout: Callable[[Any], float] | None = None
+    bounded: bool = True
     traces: list[dict[str, np.ndarray]] = field(default_factory=list)
     rules: list[Any] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
@@ -66,7 +68,7 @@ class Watcher:
                 if path is not None:
                     _with(result, trace).save(path)
             if self.show is not None and len(trace["objective"]):
-                known = "bound" if "bound" in trace else "objective"
+                known = "bound" if self.bounded and "bound" in trace else "objective"
                 heldout = self.looks[-1][1] if self.looks else None
                 value = float(trace[known][-1])
                 self.show(Look(number, result.steps, steps, value, known == "bound", heldout))
@@ -89,7 +91,8 @@ class Watcher:
 
     def trace(self) -> dict[str, np.ndarray]:
         """All fits after one another."""
-        names = [name for name in ("objective", "bound") if all(name in trace for trace in self.traces)]
+        kinds = ("objective", "bound") if self.bounded else ("objective",)
+        names = [name for name in kinds if all(name in trace for trace in self.traces)]
         joined = {name: np.concatenate([trace[name] for trace in self.traces]) for name in names if self.traces}
         if self.looks:
             joined["heldout_step"] = np.array([step for step, _ in self.looks])
