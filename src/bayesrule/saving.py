@@ -17,8 +17,25 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-_FORMAT = 1
-_PROGRAMS = ("__main__", "cli", "report", "runs")
+_FORMAT = 2
+_READABLE = (1, 2)
+
+# A file names classes by their public names, never by the modules they live in, so that moving a module breaks no
+# file. These are the names besides those of `bayesrule` itself, and where their classes are today.
+_KERNELS = "models.kernels"
+_OTHERS = {
+    "SearchRecord": ("search", "Found"),
+    "KroneckerFactors": ("families.kronecker", "KroneckerFactors"),
+    "Factored": ("families.structure", "Factored"),
+    **{
+        f"kernels.{name}": (_KERNELS, name)
+        for name in ["Sum", "Times", "Constant", "Linear", "RBF", "Periodic", "Matern12", "Matern32", "Matern52"]
+    },
+}
+# Classes, and fields of classes, whose names have changed since a file was written: old name to new name. Entries are
+# added here and never removed.
+_RENAMED_CLASSES = {"Found": "SearchRecord"}
+_RENAMED_FIELDS: dict[str, dict[str, str]] = {}
 
 
 def write(path: str | Path, value: Any) -> None:
@@ -55,9 +72,9 @@ def read(path: str | Path, like: PyTree = None) -> Any:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise _unreadable(path) from error
-    if form != _FORMAT:
+    if form not in _READABLE:
         raise ValueError(
-            f"{path} has format {form}, and this version reads format {_FORMAT}: load it with the version that "
+            f"{path} has format {form}, and this version reads formats up to {_FORMAT}: load it with the version that "
             "wrote it."
         )
     try:
@@ -81,7 +98,7 @@ def _encoded(value: Any, arrays: dict[str, np.ndarray]) -> Any:
         return {type(value).__name__: [_encoded(item, arrays) for item in value]}
     if isinstance(value, eqx.Module) and type(value).__module__.startswith("bayesrule."):
         fields = [[f.name, _encoded(getattr(value, f.name), arrays)] for f in dataclasses.fields(value)]
-        return {"module": [type(value).__module__, type(value).__qualname__], "fields": fields}
+        return {"class": _public_name(type(value)), "fields": fields}
     leaves = jax.tree.leaves(value)
     if jax.tree_util.all_leaves([value]):
         raise ValueError(f"A {type(value).__name__} cannot be saved: parameters must be arrays in containers.")
@@ -129,17 +146,39 @@ def _decoded(described: Any, arrays: dict[str, np.ndarray], like: PyTree) -> Any
 
 
 def _module(described: Any, arrays: dict[str, np.ndarray], like: PyTree) -> eqx.Module:
-    module, name = described["module"]
-    rooms = module.split(".")
-    try:
-        # The library's own types, and not its programs: importing one of those would run it.
-        ours = rooms[0] == "bayesrule" and len(rooms) > 1 and rooms[1] not in _PROGRAMS
-        kind = getattr(importlib.import_module(module), name, None) if ours else None
-    except ModuleNotFoundError:
-        kind = None
-    if not (isinstance(kind, type) and issubclass(kind, eqx.Module)):
-        raise ValueError(f"The file names {module}.{name}, which is not one of the library's own types.")
+    name = described["class"] if "class" in described else _name_in_format_1(*described["module"])
+    name = _RENAMED_CLASSES.get(name, name)
+    kind = _class_named(name)
+    if kind is None:
+        raise ValueError(f"The file names {name!r}, which is not one of the library's own types.")
+    renamed = _RENAMED_FIELDS.get(name, {})
     made = object.__new__(kind)
     for field, value in described["fields"]:
-        object.__setattr__(made, field, _decoded(value, arrays, like))
+        object.__setattr__(made, renamed.get(field, field), _decoded(value, arrays, like))
     return made
+
+
+def _name_in_format_1(module: str, name: str) -> str:
+    """The public name of a class that format 1 named by its module."""
+    return f"kernels.{name}" if module == f"bayesrule.{_KERNELS}" else name
+
+
+def _class_named(name: str) -> type[eqx.Module] | None:
+    """The class of this public name, or None: a file can name the library's data types, and nothing else."""
+    if name in _OTHERS:
+        module, attribute = _OTHERS[name]
+        return getattr(importlib.import_module(f"bayesrule.{module}"), attribute)
+    import bayesrule
+
+    kind = getattr(bayesrule, name) if name in bayesrule.__all__ else None
+    return kind if isinstance(kind, type) and issubclass(kind, eqx.Module) else None
+
+
+def _public_name(kind: type[eqx.Module]) -> str:
+    """The name under which a file refers to this class."""
+    if _class_named(kind.__name__) is kind:
+        return kind.__name__
+    for name in _OTHERS:
+        if _class_named(name) is kind:
+            return name
+    raise ValueError(f"A {kind.__name__} has no public name, so that no file can refer to it: save its arrays instead.")

@@ -1,0 +1,94 @@
+"""Files name classes by their public names: what an earlier layout of the package saved still loads."""
+
+import csv
+import json
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bayesrule as blr
+from bayesrule.models import kernels
+
+SAVED = Path(__file__).parent / "saved_by_0_1"  # written by the code of 16 November 2026, before its modules moved
+EXPECTED = json.loads((SAVED / "expected.json").read_text(encoding="utf-8"))
+
+
+def rows():
+    with (SAVED / "rows.csv").open(encoding="utf-8") as file:
+        table = np.array([[float(x) for x in row] for row in list(csv.reader(file))[1:]])
+    return jnp.asarray(table[:, :2]), jnp.asarray(table[:, 2])
+
+
+def logistic(w, example):
+    x, y = example
+    return jnp.logaddexp(0.0, -y * (x @ w))
+
+
+def test_a_result_of_an_earlier_layout_loads():
+    result = blr.load(SAVED / "laplace.npz")
+    assert isinstance(result.q, blr.Gaussian)
+    assert result.reason == EXPECTED["laplace"]["reason"]
+    assert result.bound == EXPECTED["laplace"]["bound"]
+    np.testing.assert_array_equal(result.q.mean, EXPECTED["laplace"]["mean"])
+
+
+def test_a_model_of_an_earlier_layout_loads():
+    result = blr.load(SAVED / "vmp.npz")
+    np.testing.assert_array_equal(result.q["w"].mean, EXPECTED["vmp"]["mean"])
+    assert result.bound == EXPECTED["vmp"]["bound"]
+
+
+def test_a_checkpoint_of_an_earlier_layout_goes_on_as_it_would_have():
+    half = blr.load(SAVED / "vogn_checkpoint.npz")
+    assert half.steps == EXPECTED["vogn_checkpoint"]["steps"]
+    objective = blr.Objective(logistic, size=24, regularizer=1.0)
+    whole = blr.fit(blr.vogn(0.1), objective, half, rows(), steps=10, batch_size=8)
+    np.testing.assert_allclose(whole.q.mean, EXPECTED["vogn_checkpoint"]["mean_after_20"], rtol=1e-12)
+
+
+def test_a_search_of_an_earlier_layout_goes_on():
+    half = blr.load(SAVED / "search_checkpoint.npz")
+    himmelblau = lambda x: (x[0] ** 2 + x[1] - 11) ** 2 + (x[0] + x[1] ** 2 - 7) ** 2
+    rule = blr.multimodal(0.8, components=6, bounds=(jnp.full(2, -6.0), jnp.full(2, 6.0)))
+    minima = blr.fit(rule, himmelblau, half, steps=25).minima()
+    found = sorted(np.asarray(one.position).tolist() for one in minima)
+    np.testing.assert_allclose(found, sorted(EXPECTED["search_checkpoint"]["positions_after_40"]), atol=1e-7)
+
+
+def test_a_run_of_an_earlier_layout_predicts_what_it_did():
+    with (SAVED / "run_predictions.csv").open(encoding="utf-8") as file:
+        expected = [float(row["p(1)"]) for row in csv.DictReader(file)]
+    predicted = blr.load(SAVED / "run").predict(SAVED / "rows.csv")
+    np.testing.assert_allclose(predicted["p(1)"][: len(expected)], expected, rtol=1e-5)  # printed to six digits
+
+
+def test_files_name_no_module(tmp_path):
+    blr.save(tmp_path / "q.npz", {"q": blr.Gaussian(jnp.zeros(2)), "kernel": kernels.RBF(1.0, 2.0)})
+    header = json.loads(str(np.load(tmp_path / "q.npz")["header"]))
+    text = json.dumps(header)
+    assert '"class": "Gaussian"' in text
+    assert '"class": "kernels.RBF"' in text
+    assert "bayesrule." not in text
+    loaded = blr.load(tmp_path / "q.npz")
+    assert isinstance(loaded["kernel"], kernels.RBF)
+
+
+@pytest.mark.parametrize("name", ["fit", "cli", "Rule.step", "os.system", "kernels.Kernel.__init__", "no such class"])
+def test_a_file_can_name_nothing_but_the_data_types(tmp_path, name):
+    header = json.dumps({"format": 2, "value": {"dict": [["value", {"class": name, "fields": []}]]}})
+    np.savez(tmp_path / "bad.npz", header=np.array(header))
+    with pytest.raises(ValueError, match="not one of the library's own types"):
+        blr.load(tmp_path / "bad.npz")
+
+
+def test_every_saved_name_has_its_class():
+    from bayesrule import saving
+
+    for name in saving._OTHERS:
+        kind = saving._class_named(name)
+        assert kind is not None
+        assert saving._public_name(kind) == name
+    with pytest.raises(ValueError, match="no public name"):
+        saving._public_name(type(blr.Objective(logistic, size=1, regularizer=1.0).regularizer))
