@@ -20,9 +20,9 @@ from sklearn.linear_model import LogisticRegression as Theirs
 from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
-from bayesrule.data.reading import read
 from bayesrule.estimators import LogisticRegression, RidgeRegression
-from bayesrule.runs.judging import classified, normal
+from bayesrule.runs.score import classified, normal
+from bayesrule.tables.reading import read
 
 SPLITS = 20
 UCI = ("uci_yacht", "uci_boston", "uci_concrete", "uci_energy", "uci_power", "uci_wine_red")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from timing import fastest
 
-from bayesrule.per_example import second_moments
+from bayesrule.curvature.per_example import second_moments
 
 BATCH, REPEATS = 128, 200
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from timing import fastest
 
-from bayesrule.noise import normal
+from bayesrule.numerics.random import normal
 
 SIZE = 10_000_000
 

@@ -38,10 +38,10 @@ from threadpoolctl import threadpool_limits
 jax.config.update("jax_enable_x64", True)
 
 import bayesrule as blr  # noqa: E402  (after the precision is set)
-from bayesrule.minima import _POLISHING  # noqa: E402  (the same)
+from bayesrule.fitting.loop import empty_trace, run_chunk  # noqa: E402  (the same)
+from bayesrule.fitting.minima import _POLISHING  # noqa: E402  (the same)
 from bayesrule.models.landscapes import Landscape, landscapes  # noqa: E402  (the same)
-from bayesrule.objective import as_objective  # noqa: E402  (the same)
-from bayesrule.running import empty_trace, run_chunk  # noqa: E402  (the same)
+from bayesrule.objectives.objective import as_objective  # noqa: E402  (the same)
 
 RATE, COMPONENTS = 0.8, 24
 STEPS = dict.fromkeys(("equal maxima", "uneven decreasing maxima", "Himmelblau", "six-hump camel back"), 100)

@@ -1,6 +1,6 @@
-"""Imports point one way, and files stay small: what the layout promises, read off the source with `ast`.
+"""Imports point one way: what the layout promises, read off the source with `ast`.
 
-A room is a module or package directly under `bayesrule`. Imports made only for annotations (under
+A room is a folder or module directly under `bayesrule`. Imports made only for annotations (under
 `if TYPE_CHECKING`) do not count; imports inside functions do.
 """
 
@@ -17,25 +17,25 @@ FILES = sorted(SOURCE.rglob("*.py"))
 
 # From the ground up: a room imports from its own floor or from lower ones.
 FLOORS = (
-    {"steps", "noise"},
+    {"numerics"},
+    {"steps"},
     {"families"},
-    {"objective", "regularizer", "points", "relaxed", "guards", "per_example", "per_example_ops"},
-    {"measured", "outputs", "curvature", "hessians", "score", "pairing"},
-    {"spots", "factor", "linear_factor", "sequence_factor", "factors", "expected_logs", "rows", "model", "sites"},
-    {"state"},
-    {"stacked", "search", "sweeping"},
+    {"objectives", "points"},
+    {"curvature"},
+    {"factor_graph", "factors"},
     {"rule"},
-    {"running", "minima", "leaving", "fitting", "saving", "evidence", "prediction", "metrics"},
-    {"recipes"},
-    {"models", "data"},
+    {"recipes", "fitting", "metrics"},
+    {"models", "tables"},
     {"estimators", "interop"},
     {"runs"},
     {"report"},
+    {"gallery"},
+    {"reference_checks"},
     {"cli", "__main__"},
 )
 FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
 # What every family must offer, as opposed to any family in particular.
-ABSTRACT_FAMILIES = {"families.base", "families.structure", "families.candidate"}
+ABSTRACT_FAMILIES = {"families.base", "families.start", "families.gaussian.base", "families.gaussian.precision"}
 # Where the rule meets particular families: the recipes, and what is built on them.
 MEETING = {room for room, height in FLOOR.items() if height >= FLOOR["recipes"]}
 
@@ -121,19 +121,19 @@ def test_no_import_cycles():
 
 
 def test_rule_imports_no_particular_family():
-    used = {other for other in IMPORTS["rule"] if room(other) == "families"}
+    used = {other for other in IMPORTS["rule.rule"] if room(other) == "families"}
     assert used <= ABSTRACT_FAMILIES
 
 
 def test_families_import_only_the_ground_floor_and_each_other():
     used = {room(other) for module in IMPORTS if room(module) == "families" for other in IMPORTS[module]}
-    assert used <= {"steps", "noise", "families"}
+    assert used <= {"numerics", "steps", "families"}
 
 
 def test_rule_and_particular_families_meet_in_recipes_only():
     for module, others in IMPORTS.items():
         particular = {o for o in others if room(o) == "families"} - ABSTRACT_FAMILIES
-        if particular and "rule" in others:
+        if particular and "rule.rule" in others:
             assert room(module) in MEETING, f"{module} joins the rule to {particular}: that is for a recipe."
 
 
@@ -146,5 +146,4 @@ def test_nothing_imports_the_command_line():
 def test_a_file_is_one_idea(path):
     assert path.stem not in {"utils", "util", "helpers", "misc", "common"}, "name the file after its idea"
     text = path.read_text(encoding="utf-8")
-    assert len(text.splitlines()) <= 400, "past 400 lines: which second idea has moved in?"
     assert ast.get_docstring(ast.parse(text)), "a file says its idea in its first line"

@@ -8,29 +8,38 @@ from typing import Any
 
 # Where each public name lives. `__init__.pyi` says the same to type checkers; a test holds the two together.
 _MODULES = {
-    "rule": "Rule",
-    "state": "State Info",
-    "objective": "Objective Weighted Microbatches",
-    "points": "Delta MonteCarlo QuasiMonteCarlo Quadrature Exact Enumeration",
-    "relaxed": "Relaxed Sign Masks Each",
-    "curvature": "Gradient SquaredGradient Stein",
-    "hessians": "Hessian HessianDiagonal GaussNewton GeneralizedGaussNewton",
-    "score": "Reparameterized Score",
-    "steps": "Steps Sweep Rates GradientAverage Scaling",
-    "guards": "Backtracking Retraction NoGuard Boundary",
-    "fitting": "fit Result save",
+    "rule.rule": "Rule",
+    "rule.state": "State Info",
+    "rule.multistart": "Search",
+    "objectives.objective": "Objective",
+    "objectives.batches": "Weighted Microbatches",
+    "points.base": "Delta Exact",
+    "points.sampling": "MonteCarlo QuasiMonteCarlo",
+    "points.quadrature": "Quadrature Enumeration",
+    "points.relaxed": "Relaxed Sign",
+    "points.masks": "Masks",
+    "points.by_block": "Each",
+    "curvature.gradient": "Gradient SquaredGradient",
+    "curvature.stein": "Stein",
+    "curvature.hessian": "Hessian HessianDiagonal",
+    "curvature.gauss_newton": "GaussNewton GeneralizedGaussNewton",
+    "curvature.score": "Reparameterized Score",
+    "steps.steps": "Steps",
+    "steps.schedule": "Rates",
+    "steps.scaling": "GradientAverage Scaling",
+    "steps.sweep": "Sweep",
+    "steps.guards": "Backtracking Retraction NoGuard Boundary",
+    "factor_graph.model": "Model",
+    "factor_graph.data": "Masked Ragged Rows",
+    "factor_graph.factor": "Factor",
+    "factor_graph.sites": "Sites",
+    "factor_graph.leave_one_out": "LeaveOneOut leave_one_out",
+    "fitting.fit": "fit",
+    "fitting.result": "Result save",
+    "fitting.minima": "Minimum",
+    "fitting.predict": "predict",
+    "fitting.empirical_bayes": "empirical_bayes tuned matched",
     "runs": "Run load",
-    "minima": "Minimum",
-    "search": "Search",
-    "model": "Model",
-    "rows": "Masked Ragged Rows",
-    "factor": "Factor",
-    "factors": "",
-    "sites": "Sites",
-    "leaving": "LeaveOneOut leave_one_out",
-    "prediction": "predict",
-    "metrics": "",
-    "evidence": "empirical_bayes tuned matched",
     "families": "FixedGaussian DiagonalGaussian Gaussian SharedGaussian LowRankGaussian KroneckerGaussian SpikeSlab "
     "Mixture StudentT SkewGaussian Bernoulli Categorical CategoricalChain Dirichlet Beta Gamma Wishart NormalGamma "
     "NormalWishart Poisson Product Peak GaussianProcess GaussianChain BandedGaussian StateSpace Family "
@@ -38,6 +47,7 @@ _MODULES = {
     "recipes": "sgd rmsprop adam dropout ogn oggn vogn voggn ivon slang straight_through bayesbinn "
     "gradient_descent newton von multimodal conjugate laplace em svi vmp ncvmp cvi exponential_weights table",
 }
+_PUBLIC_MODULES = ("estimators", "factors", "families", "metrics", "models", "recipes")
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
@@ -46,7 +56,7 @@ __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    elif name in _MODULES:
+    elif name in _PUBLIC_MODULES:
         value = import_module(f"{__name__}.{name}")
     elif name == "__version__":
         value = import_module("importlib.metadata").version(__name__)
@@ -57,4 +67,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_MODULES, "__version__"})
+    return sorted({*__all__, *_PUBLIC_MODULES, "__version__"})

@@ -9,11 +9,12 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array
 
-from . import expected_logs as logs
-from .factor import Factor, prior
-from .linear_factor import LinearFactor
-from .points import Points, Quadrature
-from .sequence_factor import SequenceFactor
+from .factor_graph import expected_log as logs
+from .factor_graph.factor import Factor, prior
+from .factor_graph.linear_factor import LinearFactor
+from .factor_graph.sequence_factor import SequenceFactor
+from .points.base import Points
+from .points.quadrature import Quadrature
 
 Given = str | float | Array
 """A block's name, or a known number or array."""

@@ -16,9 +16,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import bayesrule as blr
 from bayesrule import metrics
 from bayesrule.estimators import BinaryMLPClassifier, MLPClassifier, MLPRegressor
-from bayesrule.estimators.schedules import GAUSSIAN, gaussian
-from bayesrule.prediction import _predicted
-from bayesrule.running import run_chunk
+from bayesrule.estimators.named_recipes import GAUSSIAN, gaussian
+from bayesrule.fitting.loop import run_chunk
+from bayesrule.fitting.predict import _predicted
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 3)) * [1.0, 10.0, 0.1] + [0.0, 5.0, 1.0]

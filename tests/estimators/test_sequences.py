@@ -136,7 +136,7 @@ def test_steps_that_fill_buckets_change_nothing_and_spare_compiling(fitted, monk
     programs = blr.running.run_chunk._cache_size()
     short = clone(fitted["space"]).fit(WAVES[:100])
     assert blr.running.run_chunk._cache_size() == programs
-    monkeypatch.setattr("bayesrule.estimators.sequences.room", lambda rows: rows)
+    monkeypatch.setattr("bayesrule.estimators.base_sequence.room", lambda rows: rows)
     bare = clone(fitted["space"]).fit(WAVES[:100])
     for one, other in zip(jax.tree.leaves(short.posterior_), jax.tree.leaves(bare.posterior_), strict=True):
         assert_allclose(one, other, rtol=1e-6, atol=1e-9)

@@ -10,7 +10,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import bayesrule as blr
 from bayesrule import factors
-from bayesrule.families import markov
+from bayesrule.numerics import hmm as markov
 
 LENGTH = lambda steps: jnp.asarray(steps)
 

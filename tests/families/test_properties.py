@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bayesrule.families import Dirichlet
-from bayesrule.steps import Step
+from bayesrule.steps.step import Step
 from cases import FAMILIES
 
 SAMPLES = 20_000

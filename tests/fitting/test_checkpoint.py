@@ -84,7 +84,7 @@ def test_a_file_can_name_nothing_but_the_data_types(tmp_path, name):
 
 
 def test_every_saved_name_has_its_class():
-    from bayesrule import saving
+    from bayesrule.fitting import checkpoint as saving
 
     for name in saving._OTHERS:
         kind = saving._class_named(name)

@@ -14,7 +14,7 @@ import bayesrule as blr
 from bayesrule import factors
 from bayesrule.models import kalman
 from bayesrule.models.linear_gaussian import linear_gaussian, state_space
-from bayesrule.models.series import sequences
+from bayesrule.models.sequences import sequences
 
 DATA = Path(__file__).parents[1] / "reference" / "data"
 

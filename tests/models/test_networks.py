@@ -10,8 +10,8 @@ import pytest
 from scipy import stats
 
 import bayesrule as blr
+from bayesrule.fitting.predict import predict
 from bayesrule.models import binary_mlp, cnn, gaussian_nll, mlp, softmax_cross_entropy
-from bayesrule.prediction import predict
 
 KEY = jax.random.key(0)
 

@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.special import expit
 
 import bayesrule as blr
-from bayesrule.relaxed import masked
+from bayesrule.points.masks import masked
 
 KEYS = jax.random.split(jax.random.key(2), 4)
 X = jax.random.normal(KEYS[0], (12, 3))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bayesrule as blr
-from bayesrule.families.candidate import Candidate
+from bayesrule.families.start import Candidate
 from bayesrule.models.landscapes import banana, funnel, himmelblau, landscapes, two_moons
 
 PLUS = jnp.eye(2) + 0.3

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import bayesrule as blr
-from bayesrule.points import Points, PointSet
+from bayesrule.points.base import Points, PointSet
 
 
 def test_variational_ogn_at_the_mean_is_ogn():

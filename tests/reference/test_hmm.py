@@ -12,8 +12,8 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 import bayesrule as blr
 from bayesrule import factors
-from bayesrule.families import markov
 from bayesrule.models import hmm
+from bayesrule.numerics import hmm as markov
 
 DATA = Path(__file__).parent / "data"
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import bayesrule as blr
-from bayesrule.points import Points, PointSet
+from bayesrule.points.base import Points, PointSet
 
 RECORDED = np.load(Path(__file__).parent / "data" / "ivon_opt.npz")
 START = jnp.array([0.3, -0.4, 1.2, 0.0, -1.0, 2.0])

@@ -14,9 +14,10 @@ from typer.testing import CliRunner
 
 import bayesrule as blr
 from bayesrule.cli import app
-from bayesrule.data.tables import Column, InputError, Table
-from bayesrule.runs import store, watching
-from bayesrule.runs.training import split, train
+from bayesrule.runs import store
+from bayesrule.runs import watch as watching
+from bayesrule.runs.train import split, train
+from bayesrule.tables.tables import Column, InputError, Table
 
 
 def table(rows=160):
@@ -173,7 +174,7 @@ def test_a_run_names_nothing_but_its_own(tmp_path):
         with pytest.raises(InputError, match="does not exist"):
             blr.load(tmp_path / "run")
     path.write_text(json.dumps(said))
-    from bayesrule.saving import write
+    from bayesrule.fitting.checkpoint import write
 
     write(tmp_path / "run" / "posterior.npz", {"__class__": 1.0})
     with pytest.raises(InputError, match="damaged"):
@@ -286,7 +287,7 @@ def test_a_mistake_does_not_cost_a_checkpoint(tmp_path):
 
 
 def test_loading_runs_no_program(tmp_path):
-    from bayesrule.saving import read, write
+    from bayesrule.fitting.checkpoint import read, write
 
     write(tmp_path / "a.npz", blr.Gamma(1.0, 1.0))
     with np.load(tmp_path / "a.npz") as file:

@@ -6,8 +6,10 @@ from typing import Annotated
 
 import typer
 
-from . import learning, looking
-from .starting import EXIT_CODES
+from .errors import EXIT_CODES
+from .fit import fit
+from .predict import datasets, predict
+from .table import gallery, table
 
 app = typer.Typer(
     help="The Bayesian learning rule: one update, and the algorithms that follow from it.",
@@ -34,11 +36,7 @@ def main(
     """The Bayesian learning rule: one update, and the algorithms that follow from it."""
 
 
-app.command()(learning.fit)
-app.command()(learning.predict)
-app.command()(learning.datasets)
-app.command()(looking.table)
-app.command()(looking.gallery)
-
+for command in (fit, predict, datasets, table, gallery):
+    app.command()(command)
 
 __all__ = ["app"]

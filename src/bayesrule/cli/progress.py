@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..runs.watching import Look
+from ..runs.watch import Look
 
 
 @contextmanager

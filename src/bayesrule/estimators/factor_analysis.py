@@ -11,14 +11,15 @@ import numpy as np
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
-from ..families.peak import Peak
-from ..model import Model
-from ..models import factor_scores
+from ..factor_graph.model import Model
+from ..families.point_mass import Peak
+from ..models import factor_analysis_missing as factor_scores
 from ..models.factor_analysis import condensed, factor_analysis
+from ..numerics.padding import padded
 from ..recipes import em, vmp
-from ..rule import Rule
-from .base import double, padded
-from .iterated import Iterated, room, whole
+from ..rule.rule import Rule
+from .base import double
+from .base_iterative import Iterated, room, whole
 
 
 class _Factors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Iterated):

@@ -9,14 +9,14 @@ import numpy as np
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted
 
+from ..factor_graph.model import Model
 from ..families.product import Product
-from ..model import Model
 from ..models import hmm
-from ..models.clusters import displaced
-from ..models.predictive import drawn, gaussians, predictive
+from ..models.component_predictive import drawn, gaussians, predictive
+from ..models.starts.clusters import displaced
 from .base import double
-from .iterated import Found, whole
-from .sequences import SequenceModel, Series, horizon
+from .base_iterative import Found, whole
+from .base_sequence import SequenceModel, Series, horizon
 
 
 class _HMM(SequenceModel):

@@ -12,18 +12,20 @@ import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import validate_data
 
-from ..evidence import Evidence, matched
-from ..families.gaussian import Gaussian
-from ..fitting import Result
+from ..families.gaussian.full import Gaussian
+from ..fitting.empirical_bayes import Evidence, matched
+from ..fitting.result import Result
 from ..models import regression
-from ..objective import Objective, Weighted
+from ..numerics.padding import bucket, columns, padded
+from ..objectives.batches import Weighted
+from ..objectives.objective import Objective
+from ..objectives.regularizers import as_regularizer
 from ..recipes import laplace
-from ..regularizer import as_regularizer
-from ..rule import Rule
-from .base import Estimator, bucket, columns, double, kept, key_of, padded
+from ..rule.rule import Rule
+from .base import Estimator, double, kept, key_of
+from .named_recipes import NARROW, linear_rule
+from .preprocessing import codes, weights
 from .ridge import RidgeRegression
-from .rules import NARROW, linear_rule
-from .targets import codes, weights
 
 _ROUGH = 1e-2  # nats, where Laplace's method only leads the way
 _SOME = 20_000  # rows that go ahead where there are many more

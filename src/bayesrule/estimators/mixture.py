@@ -11,15 +11,16 @@ from sklearn.base import DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ..families.peak import Peak
+from ..families.point_mass import Peak
 from ..families.product import Product
-from ..models.clusters import displaced
+from ..models.component_predictive import gaussians, predictive
 from ..models.mixture import gaussian_mixture, usual_priors
-from ..models.predictive import gaussians, predictive
+from ..models.starts.clusters import displaced
+from ..numerics.padding import padded
 from ..recipes import svi
-from ..rule import Rule
-from .base import double, padded
-from .iterated import Falling, Iterated, room, whole
+from ..rule.rule import Rule
+from .base import double
+from .base_iterative import Falling, Iterated, room, whole
 
 _BATCH = 256
 

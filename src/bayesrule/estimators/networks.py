@@ -13,15 +13,15 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from ..models.networks import Network, binary_mlp, gaussian_nll, mlp, noisy_nll, softmax_cross_entropy, with_noise
-from ..objective import Objective, Weighted
-from ..regularizer import Isotropic
-from ..rule import Rule
-from ..steps import at
-from . import schedules
+from ..objectives.batches import Weighted
+from ..objectives.objective import Objective
+from ..objectives.regularizers import Isotropic
+from ..rule.rule import Rule
+from ..steps.schedule import at
+from . import named_recipes as schedules
 from .base import chosen
-from .scaling import standard
-from .targets import codes, weights
-from .training import Trained, positive
+from .base_network import Trained, positive
+from .preprocessing import codes, standard, weights
 
 _GAIN = 4.0  # what signs alone make of a class's score is too small to be sure of anything
 _ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh}

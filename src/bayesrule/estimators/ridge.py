@@ -11,15 +11,16 @@ import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 
-from ..evidence import conjugate_evidence, likelihood_message
+from ..fitting.empirical_bayes import conjugate_evidence, likelihood_message
 from ..models import regression, ridge
-from ..objective import Weighted
+from ..numerics.padding import bucket, columns, padded
+from ..objectives.batches import Weighted
+from ..objectives.regularizers import as_regularizer
 from ..recipes import newton
-from ..regularizer import as_regularizer
-from ..rule import Rule
-from .base import Estimator, bucket, columns, double, kept, key_of, padded
-from .rules import linear_rule
-from .targets import weights
+from ..rule.rule import Rule
+from .base import Estimator, double, kept, key_of
+from .named_recipes import linear_rule
+from .preprocessing import weights
 
 _EXACT = ("auto", "conjugate", "newton", "laplace", "von")  # one Newton step is the posterior
 

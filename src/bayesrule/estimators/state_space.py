@@ -9,15 +9,15 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from ..families.state_space import StateSpace
-from ..model import Model
+from ..factor_graph.model import Model
+from ..families.sites.state_space import StateSpace
 from ..models import kalman
 from ..models.linear_gaussian import linear_gaussian, state_space
 from ..recipes import em, vmp
-from ..rule import Rule
+from ..rule.rule import Rule
 from .base import double
-from .iterated import whole
-from .sequences import SequenceModel, Series, horizon
+from .base_iterative import whole
+from .base_sequence import SequenceModel, Series, horizon
 
 
 class LinearGaussianStateSpace(SequenceModel):

@@ -10,13 +10,14 @@ from scipy.sparse import csr_array
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from ..fitting import Result
-from ..model import Model
+from ..factor_graph.model import Model
+from ..fitting.result import Result
 from ..models.topics import documents, latent_dirichlet, settled
+from ..numerics.padding import bucket
 from ..recipes import svi
-from ..rule import Rule
-from .base import bucket, chosen, double, key_of
-from .iterated import Falling, Found, Iterated, room, whole
+from ..rule.rule import Rule
+from .base import chosen, double, key_of
+from .base_iterative import Falling, Found, Iterated, room, whole
 
 _TOGETHER = 16  # documents that settle at a time, where there are many
 

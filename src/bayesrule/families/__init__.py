@@ -1,27 +1,27 @@
 """The families q may come from, one file per kind."""
 
-from .banded import BandedGaussian
 from .base import ExponentialFamily, Family
 from .categorical_chain import CategoricalChain
-from .diagonal import DiagonalGaussian
 from .dirichlet import Beta, Dirichlet
 from .discrete import Bernoulli, Categorical, Poisson
-from .fixed import FixedGaussian
 from .gamma import Gamma, NormalGamma
-from .gaussian import Gaussian
-from .gaussian_chain import GaussianChain
-from .kronecker import KroneckerGaussian
-from .lowrank import LowRankGaussian
-from .mixture import Mixture
-from .peak import Peak
-from .process import GaussianProcess
+from .gaussian.banded import BandedGaussian
+from .gaussian.diagonal import DiagonalGaussian
+from .gaussian.fixed import FixedGaussian
+from .gaussian.full import Gaussian
+from .gaussian.kronecker import KroneckerGaussian
+from .gaussian.low_rank import LowRankGaussian
+from .gaussian.shared import SharedGaussian
+from .latent.mixture import Mixture
+from .latent.skew_gaussian import SkewGaussian
+from .latent.spike_slab import SpikeSlab
+from .latent.student_t import StudentT
+from .point_mass import Peak
 from .product import Product
-from .shared import SharedGaussian
-from .sited import SitedGaussian
-from .skew import SkewGaussian
-from .spike_slab import SpikeSlab
-from .state_space import StateSpace
-from .student import StudentT
+from .sites.base import SitedGaussian
+from .sites.chain import GaussianChain
+from .sites.process import GaussianProcess
+from .sites.state_space import StateSpace
 from .wishart import NormalWishart, Wishart
 
 __all__ = [

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from ..steps import Step
-from .coordinates import from_lower, to_vector
-from .legendre import legendre
+from ..numerics.coordinates import from_lower, to_vector
+from ..numerics.legendre import legendre
+from ..steps.step import Step
 
 
 class Family(eqx.Module):

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from . import markov
+from ..numerics import hmm as markov
+from ..numerics.checks import arrays, bare
 from .base import ExponentialFamily
-from .parameters import arrays, bare
 
 Sites = Float[Array, "... T K-1"]
 

@@ -10,8 +10,8 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
+from ..numerics.checks import above, arrays, bare
 from .base import ExponentialFamily
-from .parameters import above, arrays, bare
 
 _MOST_STATES = 2**16
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Bool, Float, Key
 
+from ..numerics.checks import above, arrays, bare
+from ..numerics.special import digamma
 from .base import ExponentialFamily
-from .parameters import above, arrays, bare
-from .special import digamma
 
 
 class Gamma(ExponentialFamily):

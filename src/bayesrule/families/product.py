@@ -10,9 +10,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Key, PyTree
 
-from ..steps import Step
+from ..steps.step import Step
 from .base import ExponentialFamily
-from .structure import NONE, GaussianFamily, Structure
+from .gaussian.base import GaussianFamily
+from .gaussian.precision import NONE, Structure
 
 
 class BlockStructure(Structure):

@@ -11,9 +11,9 @@ from jax.scipy.linalg import cho_solve
 from jax.scipy.special import multigammaln
 from jaxtyping import Array, Bool, Float, Key
 
+from ..numerics.checks import above, arrays, bare
+from ..numerics.special import digamma
 from .base import ExponentialFamily
-from .parameters import above, arrays, bare
-from .special import digamma
 
 Matrix = Float[Array, "... D D"]
 

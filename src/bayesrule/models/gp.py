@@ -16,15 +16,15 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
+from ..factor_graph.linear_factor import LinearFactor
+from ..factor_graph.model import Model
 from ..factors import linear
-from ..families.gaussian import Gaussian
-from ..families.gaussian_chain import GaussianChain
-from ..families.process import GaussianProcess
+from ..families.gaussian.full import Gaussian
 from ..families.product import Product
-from ..families.sited import SitedGaussian
-from ..families.state_space import StateSpace
-from ..linear_factor import LinearFactor
-from ..model import Model
+from ..families.sites.base import SitedGaussian
+from ..families.sites.chain import GaussianChain
+from ..families.sites.process import GaussianProcess
+from ..families.sites.state_space import StateSpace
 from .kernels import Inputs, Kernel, columns
 from .sparse_gp import projected, single_output
 

@@ -27,16 +27,17 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from .. import factors
-from ..factor import Factor
-from ..families import markov
+from ..factor_graph.block_view import batch_shape
+from ..factor_graph.data import Rows
+from ..factor_graph.factor import Factor
+from ..factor_graph.model import Model
+from ..factor_graph.sequence_factor import SequenceFactor
 from ..families.base import ExponentialFamily
 from ..families.dirichlet import Dirichlet
 from ..families.gamma import Gamma
-from ..families.seen import batch_shape
-from ..model import Model
-from ..rows import Rows
-from ..sequence_factor import SequenceFactor
-from .clusters import (
+from ..numerics import hmm as markov
+from .sequences import sequences
+from .starts.clusters import (
     Counted,
     Priors,
     clustered,
@@ -48,7 +49,6 @@ from .clusters import (
     pooled,
     with_priors,
 )
-from .series import sequences
 
 # Models.
 

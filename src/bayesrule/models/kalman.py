@@ -13,11 +13,11 @@ from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Key
 
-from ..families import kalman
-from ..families.kalman import Chain, Sites, Smoothed
-from ..families.small import root
-from ..families.state_space import StateSpace
-from ..families.structure import floating
+from ..families.sites import kalman
+from ..families.sites.kalman import Chain, Sites, Smoothed
+from ..families.sites.state_space import StateSpace
+from ..numerics.linalg import root
+from ..numerics.trees import floating
 
 
 class Filtered(NamedTuple):

@@ -14,8 +14,8 @@ from jax.core import Tracer
 from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float
 
-from ..families.state_space import StateSpace
-from ..families.structure import floating
+from ..families.sites.state_space import StateSpace
+from ..numerics.trees import floating
 
 Inputs = Float[Array, " N"] | Float[Array, "N D"] | np.ndarray
 

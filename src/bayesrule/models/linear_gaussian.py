@@ -9,13 +9,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .. import factors
-from ..families.banded import BandedGaussian
+from ..factor_graph.model import Model
 from ..families.gamma import Gamma
-from ..families.gaussian import Gaussian
-from ..families.state_space import StateSpace
-from ..model import Model
-from .factor_analysis import principal
-from .series import sequences
+from ..families.gaussian.banded import BandedGaussian
+from ..families.gaussian.full import Gaussian
+from ..families.sites.state_space import StateSpace
+from .sequences import sequences
+from .starts.principal import principal
 
 _FIRST = 0.1  # the first state's precision
 

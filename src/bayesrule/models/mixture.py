@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .. import expected_logs, factors
+from .. import factors
+from ..factor_graph import expected_log as expected_logs
+from ..factor_graph.model import Model
 from ..families.base import ExponentialFamily
 from ..families.dirichlet import Dirichlet
 from ..families.gamma import NormalGamma
 from ..families.wishart import NormalWishart
-from ..model import Model
-from .clusters import Priors, clustered, gaussian_components, not_singular, with_priors
+from .starts.clusters import Priors, clustered, gaussian_components, not_singular, with_priors
 
 
 def gaussian_mixture(

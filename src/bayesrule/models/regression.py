@@ -12,11 +12,11 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, PyTree
 
-from ..families.diagonal import DiagonalGaussian
-from ..families.gaussian import Gaussian
-from ..families.structure import SharedFeatures
-from ..objective import Objective
-from ..points import even_noise
+from ..families.gaussian.diagonal import DiagonalGaussian
+from ..families.gaussian.full import Gaussian
+from ..families.gaussian.precision import SharedFeatures
+from ..objectives.objective import Objective
+from ..points.sampling import even_noise
 
 _ORDER = 32  # points of the quadrature over one output
 _DRAWS = 256  # of several outputs

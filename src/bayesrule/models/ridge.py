@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from ..objective import Objective
+from ..objectives.objective import Objective
 
 _BLOCK = 1 << 16  # rows that are reduced at a time
 

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from ..factor import prior
-from ..families.gaussian import Gaussian
-from ..families.process import raised
-from ..families.seen import Seen
-from ..linear_factor import LinearFactor
-from ..model import Model
+from ..factor_graph.block_view import Seen
+from ..factor_graph.factor import prior
+from ..factor_graph.linear_factor import LinearFactor
+from ..factor_graph.model import Model
+from ..families.gaussian.full import Gaussian
+from ..families.sites.process import raised
 from .kernels import Inputs, Kernel, columns
 
 

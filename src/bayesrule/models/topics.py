@@ -11,12 +11,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .. import factors
+from ..factor_graph.data import Ragged
+from ..factor_graph.model import Model
 from ..families.dirichlet import Dirichlet
-from ..fitting import Result, fit
-from ..model import Model
+from ..fitting.fit import fit
+from ..fitting.result import Result
 from ..recipes import svi
-from ..rows import Ragged
-from ..rule import Rule
+from ..rule.rule import Rule
 
 
 def documents(counts: Any, *, rows: int = 0, width: int = 0) -> dict[str, Ragged]:

@@ -1,19 +1,6 @@
 """The paper's algorithms, each by picking pieces."""
 
-from .deep_learning import (
-    adam,
-    bayesbinn,
-    dropout,
-    ivon,
-    oggn,
-    ogn,
-    rmsprop,
-    sgd,
-    slang,
-    straight_through,
-    voggn,
-    vogn,
-)
+from .deep_learning import adam, bayesbinn, dropout, ivon, oggn, ogn, rmsprop, sgd, slang, straight_through, voggn, vogn
 from .inference import conjugate, cvi, em, exponential_weights, laplace, ncvmp, svi, vmp
 from .optimization import gradient_descent, multimodal, newton, von
 from .table import Row, table

@@ -12,19 +12,25 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..curvature import Curvature, Gradient, SquaredGradient, Stein
+from ..curvature.base import Curvature
+from ..curvature.gauss_newton import GaussNewton, GeneralizedGaussNewton
+from ..curvature.gradient import Gradient, SquaredGradient
+from ..curvature.stein import Stein
 from ..families.base import Family
-from ..families.candidate import Candidate
-from ..families.diagonal import DiagonalGaussian
 from ..families.discrete import Bernoulli
-from ..families.fixed import FixedGaussian
-from ..families.lowrank import LowRankGaussian
-from ..guards import Boundary, Guard, Retraction
-from ..hessians import GaussNewton, GeneralizedGaussNewton
-from ..points import Delta, MonteCarlo, Points
-from ..relaxed import Masks, Relaxed, Sign
-from ..rule import Rule
-from ..steps import GradientAverage, Number, Rates, Scaling, Steps
+from ..families.gaussian.diagonal import DiagonalGaussian
+from ..families.gaussian.fixed import FixedGaussian
+from ..families.gaussian.low_rank import LowRankGaussian
+from ..families.start import Candidate
+from ..points.base import Delta, Points
+from ..points.masks import Masks
+from ..points.relaxed import Relaxed, Sign
+from ..points.sampling import MonteCarlo
+from ..rule.rule import Rule
+from ..steps.guards import Boundary, Guard, Retraction
+from ..steps.scaling import GradientAverage, Scaling
+from ..steps.schedule import Number, Rates
+from ..steps.steps import Steps
 
 # Point estimates, and what they say of a posterior.
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..curvature import Gradient
+from ..curvature.gradient import Gradient
+from ..curvature.score import Score
+from ..factor_graph.sites import Sites
 from ..families.base import ExponentialFamily
-from ..families.candidate import Candidate
 from ..families.discrete import Categorical
 from ..families.product import Product
-from ..guards import Backtracking
-from ..points import Enumeration, Exact
-from ..rule import Rule
-from ..score import Score
-from ..sites import Sites
-from ..steps import Number, Steps, Sweep
+from ..families.start import Candidate
+from ..points.base import Exact
+from ..points.quadrature import Enumeration
+from ..rule.rule import Rule
+from ..steps.guards import Backtracking
+from ..steps.schedule import Number
+from ..steps.steps import Steps
+from ..steps.sweep import Sweep
 from .optimization import newton
 
 Order = Sequence[str | Sequence[str]] | str | None

@@ -6,17 +6,19 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..curvature import Gradient
-from ..families.candidate import Candidate
-from ..families.fixed import FixedGaussian
-from ..families.gaussian import Gaussian
-from ..families.mixture import Mixture
-from ..guards import Backtracking, Retraction
-from ..hessians import Hessian
-from ..points import Delta, MonteCarlo
-from ..rule import Rule
-from ..search import Search
-from ..steps import Number, Steps
+from ..curvature.gradient import Gradient
+from ..curvature.hessian import Hessian
+from ..families.gaussian.fixed import FixedGaussian
+from ..families.gaussian.full import Gaussian
+from ..families.latent.mixture import Mixture
+from ..families.start import Candidate
+from ..points.base import Delta
+from ..points.sampling import MonteCarlo
+from ..rule.multistart import Search
+from ..rule.rule import Rule
+from ..steps.guards import Backtracking, Retraction
+from ..steps.schedule import Number
+from ..steps.steps import Steps
 
 
 def cooling(count: Any) -> Any:

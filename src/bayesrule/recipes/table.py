@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ..rule import Rule
+from ..rule.rule import Rule
 from .deep_learning import adam, bayesbinn, dropout, ogn, sgd, straight_through, vogn
 from .inference import conjugate, cvi, em, exponential_weights, laplace, ncvmp, svi, vmp
 from .optimization import gradient_descent, multimodal, newton, von

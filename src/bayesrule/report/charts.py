@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .claims import Bins
-from .heldout import NINETY, Measured, thinned
+from .calibration_math import Bins
+from .format_numbers import count, number, percent, round_number, several
 from .markup import Markup
-from .numerals import count, number, percent, round_number, several
 from .svg import Plot, Tick, both, drawing, limits, ticks
+from .test_rows import NINETY, Measured, thinned
 
 TENTHS = [(place / 10, f"{10 * place}") for place in range(0, 11, 2)]
 HALF = 0.6744897501960817  # a standard normal is within ± this half of the time

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from .numerals import number, percent
+from .format_numbers import number, percent
 
 
 class Measure(NamedTuple):

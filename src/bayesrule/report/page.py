@@ -6,17 +6,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..runs.run import Run
-from .heldout import task
 from .markup import Markup, joined, tag
 from .sections.calibration import calibration
+from .sections.data_and_reproduction import again, data
 from .sections.derivation import derivation
 from .sections.headline import headline, plain_title
 from .sections.learning import learning
+from .sections.notable_rows import rows
 from .sections.predictions import predictions
 from .sections.quality import quality
-from .sections.record import again, data
-from .sections.rows import rows
 from .sections.weights import weights
+from .test_rows import task
 
 Section = Callable[[Run], Markup | None]
 SECTIONS: tuple[tuple[str, str, Section], ...] = (

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from .format_numbers import round_number
 from .markup import Markup, joined, tag
-from .numerals import round_number
 
 LETTER = 6.4  # about the width of a character at the labels' size
 TOP, RIGHT = 26, 14

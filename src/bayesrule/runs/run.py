@@ -60,7 +60,7 @@ class Run:
 
     def unseen(self, data: Any) -> dict[str, int]:
         """How many values of each category in new rows were not there in training."""
-        from .predicting import rows_of
+        from .predict import rows_of
 
         return {} if self.encoding is None or data is None else self.encoding.unseen(rows_of(self, data))
 
@@ -70,6 +70,6 @@ class Run:
         Numbers have "prediction", "std", "low" and "high" (a 90 % interval); classes have "prediction", its
         "probability", and every class's.
         """
-        from .predicting import predicted
+        from .predict import predicted
 
         return predicted(self, data, steps=steps)

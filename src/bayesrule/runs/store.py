@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from .. import estimators
-from ..data.encoding import Encoding
-from ..data.tables import InputError
-from ..fitting import load as load_result
-from ..saving import read, write
-from .choosing import build
-from .preparing import Preparation
+from ..estimators.registry import build
+from ..fitting.checkpoint import read, write
+from ..fitting.result import load as load_result
+from ..tables.encoding import Encoding
+from ..tables.tables import InputError
+from .preprocess import Preparation
 from .run import Run
 
 FORMAT = 1

@@ -6,10 +6,10 @@ import numpy as np
 
 from ...runs.run import Run
 from .. import charts
-from ..claims import CHANCE, binned, calibration_error, chance_error, coverage, places
-from ..heldout import Classified, Measured, classified, measured, task
+from ..calibration_math import CHANCE, binned, calibration_error, chance_error, coverage, places
+from ..format_numbers import number, percent, several
 from ..markup import Markup, joined, named, tag
-from ..numerals import number, percent, several
+from ..test_rows import Classified, Measured, classified, measured, task
 from .layout import beside, figure, key
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ...runs.run import Run
-from ..claims import CHANCE, chance_error
-from ..heldout import classified, task
+from ..calibration_math import CHANCE, chance_error
+from ..format_numbers import number, percent, several
 from ..markup import Markup, joined, named, tag
 from ..measures import measure, winner
-from ..numerals import number, percent, several
+from ..test_rows import classified, task
 
 MODELS = {
     "RidgeRegression": "Bayesian linear regression",

@@ -8,8 +8,8 @@ import numpy as np
 
 from ...runs.run import Run
 from .. import charts
+from ..format_numbers import count, number, several
 from ..markup import Markup, joined, named, tag
-from ..numerals import count, number, several
 from .layout import beside, figure, key
 
 NATS = 10.0  # a picture of less than so many would show differences that do not matter

@@ -10,10 +10,10 @@ import numpy as np
 from ...runs.run import Run
 from .. import charts
 from ..charts import Series
-from ..heldout import Classified, Measured, classified, column, measured, task, thinned
+from ..format_numbers import count, percent, several
 from ..markup import Markup, joined, named, shortened, tag
-from ..numerals import count, percent, several
 from ..svg import Tick
+from ..test_rows import Classified, Measured, classified, column, measured, task, thinned
 from .headline import target_name
 from .layout import figure, key, table
 

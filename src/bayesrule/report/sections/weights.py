@@ -8,10 +8,10 @@ import numpy as np
 
 from ...runs.run import Run
 from .. import charts
-from ..heldout import NINETY
+from ..format_numbers import count, number, percent, several, with_spread
 from ..markup import Markup, joined, named, tag
-from ..numerals import count, number, percent, several, with_spread
 from ..svg import ticks
+from ..test_rows import NINETY
 from .layout import beside, figure, key, table
 
 SHOWN, LAYERS = 20, 6

@@ -1,0 +1,1 @@
+"""What is measured at the points? The gradient, and what stands for the Hessian."""

@@ -1,0 +1,21 @@
+"""The record of one measurement: E_q of the data's loss, its gradient and its curvature."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+from jaxtyping import Array, PyTree
+
+
+class Measured(eqx.Module):
+    """E_q of the data's loss and of its derivatives, in the terms that `q.moved` takes.
+
+    `tilt` is the same of −log q(z | θ), where θ is drawn by way of a z: what a step takes times its temperature.
+    """
+
+    value: Array
+    gradient: PyTree
+    curvature: Any
+    aux: PyTree = None
+    tilt: Measured | None = None

@@ -1,0 +1,1 @@
+"""Models of named blocks and factors: messages are derivatives in μ."""

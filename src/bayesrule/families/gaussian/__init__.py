@@ -1,0 +1,1 @@
+"""Gaussian families, one file for each structure of the precision."""

@@ -1,0 +1,258 @@
+"""Finite mixtures: a categorical choice z, and the component that it chooses (section 3.2, `app:mog`)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from ...numerics.trees import ravel
+from ...steps.step import Step
+from ..base import ExponentialFamily, Family
+from ..discrete import Categorical
+from ..gaussian.base import GaussianFamily
+from ..gaussian.precision import FULL, Structure
+
+
+class Mixture(Family):
+    r"""$q(θ) = \sum_k π_k q_k(θ)$ with components of one exponential family.
+
+    `components` is a list of K members, or one whose leaves have a leading axis of K. `weights` are in proportion to
+    the π_k; unless `learnt=False` they move too, as the categorical that they are.
+
+    The Fisher information of q may be singular, so the rule moves the joint q(θ, z) (`eq:BLRmix`). With $r_k$ the
+    responsibility $q(z = k | θ)$, $\log q = \log q_k + \log π_k − \log r_k$, and the first of these is what an
+    ordinary step of component k decays by: a step of the mixture is K ordinary steps, component k on the loss
+    $\barℓ − τ\log r_k$ (`eq:exp-von1`, `eq:exp-von2`).
+
+    >>> import jax.numpy as jnp
+    >>> from bayesrule.families.gaussian.full import Gaussian
+    >>> q = Mixture([1, 3], [Gaussian(jnp.zeros(1)), Gaussian(jnp.full(1, 4.0))])
+    >>> q.weights.tolist(), q.mean.tolist(), [round(float(r), 3) for r in q.responsibilities(jnp.full(1, 2.0))]
+    ([0.25, 0.75], [3.0], [0.25, 0.75])
+    """
+
+    choice: Categorical
+    components: Any
+    learnt: bool = eqx.field(static=True)
+    label: ClassVar[str] = "Mixture of Gaussians"
+    meaning: ClassVar[str] = "q(θ) = Σ_k π_k q_k(θ), moved as the joint q(θ, z)  (eq:BLRmix)"
+    update: ClassVar[str] = "each component's own, on the loss ℓ̄ − τ log r_k  (eq:exp-von1, eq:exp-von2)"
+    stacked: ClassVar[bool] = True
+
+    def __init__(self, weights: Any, components: Any, *, learnt: bool = True):
+        weights = jnp.asarray(weights, float)
+        if weights.ndim != 1 or not weights.size:
+            raise ValueError(f"A mixture has one weight for each component, shape (K,), got shape {weights.shape}.")
+        if not isinstance(weights, Tracer) and not bool(jnp.all(jnp.isfinite(weights) & (weights > 0))):
+            raise ValueError(f"The weights of a mixture are above zero, got {weights.tolist()}.")
+        self.components = _stack(components, weights.size)
+        self.choice = Categorical(jnp.log(weights / jnp.sum(weights)))
+        self.learnt = learnt
+
+    @classmethod
+    def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:
+        """Components of one kind around K parameters, along a leading axis of every leaf."""
+        counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(params)}
+        if len(counts) != 1 or counts == {()}:
+            raise ValueError(
+                "A mixture starts from K parameters, one for each component along a leading axis of every array (or "
+                f"from a Mixture), got leading axes {sorted(counts)}."
+            )
+        shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (precision, params)]
+        own = 0 if shapes[0] == shapes[1] else None  # a precision for each component, or one for all
+        members = jax.vmap(choices.pop("component").around, in_axes=(0, own))(params, precision)
+        return cls(jnp.ones(counts.pop()), members, **choices)
+
+    @property
+    def weights(self) -> Float[Array, " K"]:
+        """π."""
+        return self.choice.probabilities
+
+    @property
+    def count(self) -> int:
+        """K."""
+        return self.choice.logits.shape[-1]
+
+    @property
+    def mean(self) -> PyTree:
+        """Σ_k π_k E_{q_k} θ."""
+        return self.average(self.each(lambda c: c.mean))
+
+    def component(self, index: Any) -> Any:
+        """One component."""
+        return jax.tree.map(lambda leaf: leaf[index], self.components)
+
+    @property
+    def mover(self) -> Any:
+        return self.component(0)
+
+    def each(self, function: Callable[..., Any], *trees: PyTree) -> Any:
+        """A function of every component (and of its slice of the trees), along a leading axis."""
+        return jax.vmap(function)(self.components, *trees)
+
+    def average(self, tree: PyTree) -> PyTree:
+        """Σ_k π_k x_k, for leaves with a leading axis of K."""
+        return Structure().average(tree, self.weights)
+
+    def with_parts(self, components: Any, choice: Categorical) -> Self:
+        """The mixture of other components and weights of the same kind."""
+        return eqx.tree_at(lambda q: (q.components, q.choice), self, (components, choice))
+
+    # The density, and what follows from it.
+
+    def _joint(self, theta: PyTree) -> Float[Array, "K ..."]:
+        """log π_k + log q_k(θ)."""
+        density = self.each(lambda c: c.log_prob(theta))
+        log_weights = jax.nn.log_softmax(self.choice.logits)
+        return density + log_weights.reshape((-1,) + (1,) * (density.ndim - 1)).astype(density.dtype)
+
+    def log_prob(self, theta: PyTree) -> Float[Array, "..."]:
+        return jax.nn.logsumexp(self._joint(theta), axis=0)
+
+    def log_responsibilities(self, theta: PyTree) -> Float[Array, "... K"]:
+        """log q(z = k | θ)."""
+        return jnp.moveaxis(jax.nn.log_softmax(self._joint(theta), axis=0), 0, -1)
+
+    def responsibilities(self, theta: PyTree) -> Float[Array, "... K"]:
+        """r_k(θ) = q(z = k | θ)  (`eq:responsibility`)."""
+        return jnp.exp(self.log_responsibilities(theta))
+
+    def score(self, theta: PyTree) -> PyTree:
+        """∇log q(θ) = Σ_j r_j S_j(m_j − θ), for Gaussian components  (`eq:mixexp_1st`)."""
+        return self._slopes(theta)[2]
+
+    def hessian(self, theta: PyTree) -> Float[Array, "P P"]:
+        """∇²log q(θ) = Σ_j r_j[A_jj − S_j − Σ_i r_i A_ij], for Gaussian components  (`eq:mixexp_2nd`)."""
+        responsibilities, slopes, score = self._slopes(theta)
+        return self._spread(responsibilities, slopes, score, FULL) - FULL.average(
+            self._precisions(theta, FULL), responsibilities
+        )
+
+    def _slopes(self, theta: PyTree) -> tuple[Array, PyTree, PyTree]:
+        """r_j, S_j(m_j − θ), and their average: the score."""
+        if not isinstance(self.components, GaussianFamily):
+            raise ValueError(
+                f"The derivatives of a mixture's density are known for Gaussian components, and these are "
+                f"{type(self.components).__name__}s: use jax.grad of its log_prob."
+            )
+        responsibilities = self.responsibilities(theta)
+        slopes = self.each(lambda c: c.times(jax.tree.map(jnp.subtract, c.mean, theta)))
+        return responsibilities, slopes, Structure().average(slopes, responsibilities)
+
+    def _precisions(self, theta: PyTree, structure: Structure) -> Any:
+        return self.each(lambda c: c.prior_curvature(structure, theta))
+
+    def _spread(self, weights: Array, slopes: PyTree, score: PyTree, structure: Structure) -> Any:
+        """Σ_j r_j (d_j − d̄)(d_j − d̄)ᵀ = Σ_j r_j[A_jj − Σ_i r_i A_ij]: no difference of large numbers."""
+        apart = jax.tree.map(jnp.subtract, slopes, score)
+        if structure.name == "diagonal":
+            return structure.average(jax.tree.map(jnp.square, apart), weights)
+        flat = ravel(apart, 1)
+        return jnp.einsum("j,jp,jq->pq", weights.astype(flat.dtype), flat, flat)
+
+    def repulsion(self, index: Int[Array, ""]) -> Responsibility:
+        """−log r_k(θ): what keeps component k away from the others."""
+        return Responsibility(self, index)
+
+    # Entropies.
+
+    def entropy(self, key: Any = None, samples: int = 4096) -> Float[Array, ""]:
+        """H(q), which has no closed form: from `samples` draws of every component (always the same ones without a
+        key); the standard error is of the order of 1/√samples nats."""
+        key = jax.random.key(0) if key is None else key
+        keys = jax.random.split(key, self.count)
+        drawn = self.each(lambda c, k: c.sample(k, (samples,)), keys)
+        index = jnp.arange(self.count)
+        rest = jax.vmap(lambda t, k: jnp.mean(self.log_responsibilities(t)[..., k]))(drawn, index)
+        return self.joint_entropy() + self.average(rest)
+
+    def joint_entropy(self) -> Float[Array, ""]:
+        """H(q(θ, z)) = H(π) + Σ_k π_k H(q_k); H(q) is this plus E log r_z."""
+        return self.choice.entropy() + self.average(self.each(lambda c: jnp.sum(c.joint_entropy())))
+
+    # What the rule asks.
+
+    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> PyTree:
+        which, drawing = jax.random.split(key)
+        z = jax.random.categorical(which, self.choice.logits, shape=shape)
+        keys = jax.random.split(drawing, z.size)
+        drawn = jax.vmap(lambda index, k: self.component(index).sample(k))(z.reshape(-1), keys)
+        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), drawn)
+
+    def moved(self, step: Step) -> Self:
+        raise ValueError("A mixture is moved a component at a time, with its responsibilities: use rule.step.")
+
+    def chosen(self, step: Step) -> Categorical:
+        """π after a step whose gradient is each component's E_{q_k}[ℓ̄ + τ(log q_k − log r_k)]."""
+        if not self.learnt:
+            return self.choice
+        gradient = self.choice.enumerated_gradient(step.gradient, None)
+        return self.choice.moved(dataclasses.replace(step, gradient=gradient, curvature=None))
+
+    def inside(self) -> Bool[Array, ""]:
+        return jnp.all(self.each(lambda c: jnp.all(c.inside()))) & self.choice.inside()
+
+    def sharpened(self, factor: Any) -> Self:
+        return self.with_parts(self.each(lambda c: c.sharpened(factor)), self.choice)
+
+    def pruned(self, least: float = 1e-3) -> Self:
+        """The mixture without the components of less than this weight (not for use in a trace)."""
+        kept = jnp.flatnonzero(self.weights >= least)
+        if not kept.size:
+            raise ValueError(f"No component has a weight of {least:g} or more; the largest is {self.weights.max():g}.")
+        return type(self)(self.weights[kept], self.component(kept), learnt=self.learnt)
+
+
+class Responsibility(eqx.Module):
+    """−log r_k(θ) for one component of a mixture, as a term of its loss."""
+
+    mixture: Mixture
+    index: Int[Array, ""]
+
+    def __call__(self, theta: PyTree) -> Float[Array, ""]:
+        return -self.mixture.log_responsibilities(theta)[..., self.index]
+
+    def at(self, theta: PyTree, structure: Structure) -> tuple[Array, PyTree, Any]:
+        """−log r_k, its gradient ∇log q − ∇log q_k and its Hessian ∇²log q + S_k (`eq:mixexp_1st`, `eq:mixexp_2nd`)."""
+        responsibilities, slopes, score = self.mixture._slopes(theta)
+        own = lambda tree: jax.tree.map(lambda x: x[self.index], tree)
+        gradient = jax.tree.map(jnp.subtract, score, own(slopes))
+        if structure.name == "none":
+            return self(theta), gradient, None
+        precisions = self.mixture._precisions(theta, structure)
+        beside = jax.tree.map(lambda s: s[self.index] - s, precisions)
+        spread = self.mixture._spread(responsibilities, slopes, score, structure)
+        return self(theta), gradient, structure.add(spread, structure.average(beside, responsibilities))
+
+
+def _stack(components: Any, count: int) -> Any:
+    """Components along a leading axis of every leaf."""
+    if isinstance(components, Sequence):
+        kinds = {type(c).__name__ for c in components}
+        shapes = {str((jax.tree.structure(c), [jnp.shape(x) for x in jax.tree.leaves(c)])) for c in components}
+        if len(components) != count or len(kinds) != 1 or len(shapes) != 1:
+            raise ValueError(
+                f"A mixture of {count} weights needs {count} components of one family and one shape, got "
+                f"{len(components)} of {sorted(kinds)}."
+            )
+        components = jax.tree.map(lambda *leaves: jnp.stack(leaves), *components)
+    elif getattr(components, "batch_ndim", 0):
+        components = dataclasses.replace(components, batch_ndim=components.batch_ndim - 1)
+    if not isinstance(components, ExponentialFamily):
+        raise ValueError(
+            f"The components of a mixture are members of an exponential family, got {type(components).__name__}."
+        )
+    wrong = [jnp.shape(leaf) for leaf in jax.tree.leaves(components) if jnp.shape(leaf)[:1] != (count,)]
+    if wrong:
+        raise ValueError(
+            f"A mixture of {count} weights needs a leading axis of {count} in every array of its components, got "
+            f"shapes {wrong}: give a list of {count} members instead."
+        )
+    return components

@@ -1,0 +1,259 @@
+"""The spike-and-slab mixture behind dropout: each unit's weights are a Gaussian, or zero."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, ClassVar, Self
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jax.scipy.special import xlogy
+from jaxtyping import Array, Bool, Float, Key, PyTree
+
+from ...numerics.trees import ravel, unravel
+from ...steps.step import Step
+from ..base import Family
+from ..gaussian.base import GaussianFamily
+
+
+class SpikeSlab(Family):
+    r"""$q(θ_{jl}) = π_1 N(θ_{jl} | m_{jl}, S_{jl}^{-1}) + (1−π_1) N(θ_{jl} | 0, s_0^{-1})$ (`eq:var_dist_dropout`).
+
+    A unit j is an input of a layer: the entries of a leaf that share an index of its last axis but one (a row of a
+    dense layer's (inputs, outputs) matrix, an input channel of a convolution's (…, inputs, outputs)). Leaves with
+    fewer axes, such as biases, have no units and are always kept.
+
+    `slab` is any Gaussian over the parameters, `keep` π₁: one number, or one for each leaf (a pytree whose structure
+    begins the parameters'; 1 for a layer without dropout). `spike` is the precision s₀ at zero. The step is the slab's
+    own, on derivatives weighted by z/π₁ (`eq:von_dropout_1`, `eq:von_dropout_2`). With `learnt` the keep
+    probabilities move too: $κ ← κ − ρ[∇_{μ_z}E_q\barℓ + τ(κ − κ_0)]$ with κ = logit π₁ and κ₀ where it began; ρ is
+    the precision's rate.
+
+    >>> import jax.numpy as jnp
+    >>> from bayesrule.families.gaussian.fixed import FixedGaussian
+    >>> q = SpikeSlab(FixedGaussian({"w": jnp.ones((2, 3)), "b": jnp.ones(3)}), 0.8)
+    >>> float(q.mean["w"][0, 0]), float(q.mean["b"][0])
+    (0.8, 1.0)
+    """
+
+    slab: Any
+    keep: PyTree
+    first: PyTree
+    spike: Any
+    learnt: bool = eqx.field(static=True)
+    label: ClassVar[str] = "Mixture of Gaussians"
+    meaning: ClassVar[str] = (
+        "q(θ_j) = π₁ N(m_j, S_j⁻¹) + (1 − π₁) N(0, 1/s₀), a unit's weights or zero  (eq:var_dist_dropout)"
+    )
+    update: ClassVar[str] = "the slab's, on derivatives at z∘m weighted by z/π₁  (eq:von_dropout_1, eq:von_dropout_2)"
+
+    def __init__(self, slab: GaussianFamily, keep: PyTree, *, spike: float = 1e8, learnt: bool = False):
+        if not isinstance(slab, GaussianFamily):
+            raise ValueError(f"The slab of a SpikeSlab is a Gaussian, got {type(slab).__name__}.")
+        self.slab = slab
+        self.keep = _spread(keep, slab.mean)
+        if all(leaf.ndim < 2 for leaf in jax.tree.leaves(slab.mean)) and not _always(keep):
+            raise ValueError(
+                "Dropout drops the inputs of layers, rows of (inputs, outputs) leaves, and here every leaf has fewer "
+                "than two axes: shape the parameters so, or use the algorithm without dropout."
+            )
+        self.first = self.keep
+        self.spike = jnp.asarray(spike, jnp.result_type(*jax.tree.leaves(slab.mean)))
+        self.learnt = learnt
+
+    @classmethod
+    def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:
+        slab = choices.pop("slab")
+        return cls(slab.around(params, precision), choices.pop("keep"), **choices)
+
+    @property
+    def mean(self) -> PyTree:
+        """π₁m: what a unit's weights are on average, and the network to predict with."""
+        return jax.tree.map(lambda k, m: k.astype(m.dtype) * m, self.keep, self.slab.mean)
+
+    @property
+    def gaussian(self) -> GaussianFamily:
+        return self.slab
+
+    @property
+    def structure(self) -> Any:
+        return self.slab.structure
+
+    @property
+    def elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # as its slab is
+        return self.slab.elementwise
+
+    def units(self, leaf: Array) -> tuple[int, ...]:
+        """The shape of a leaf's mask: one number for each unit."""
+        return tuple(n if axis == leaf.ndim - 2 else 1 for axis, n in enumerate(leaf.shape))
+
+    def masks(self, uniform: PyTree, relaxation: Any = None) -> PyTree:
+        """z from uniform numbers, one a unit: 0 or 1, or in between by the Concrete relaxation."""
+
+        def leaf(u: Array, keep: Array) -> Array:
+            if relaxation is None:
+                return (u < keep).astype(u.dtype)
+            tiny = jnp.finfo(u.dtype).tiny
+            noise = jnp.log(jnp.maximum(u, tiny)) - jnp.log1p(-u)
+            return jax.nn.sigmoid((_logit(keep).astype(u.dtype) + noise) / relaxation)
+
+        return jax.tree.map(leaf, uniform, self.keep)
+
+    # What the rule asks.
+
+    def pulled(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
+        if factors is None:
+            raise ValueError("A SpikeSlab is looked at where some units are dropped: use Masks() points.")
+        weights, slopes = factors
+        weighted = jax.tree.map(lambda g, w: g * w.astype(g.dtype), gradient, weights)
+        if self.structure.name == "diagonal":
+            curvature = jax.tree.map(lambda h, w: h * w.astype(h.dtype), curvature, weights)
+        elif self.structure.name == "full":
+            curvature = curvature * self._pairs(weights).astype(curvature.dtype)
+        elif self.structure.name != "none":
+            raise ValueError("The slab of a SpikeSlab has a fixed, a diagonal or a full precision.")
+        if not self.learnt:
+            return weighted, curvature
+
+        def slope(g: Array, m: Array, s: Array) -> Array:
+            return jnp.mean(_by_unit(g * m) * s.astype(g.dtype)) if m.ndim > 1 else jnp.zeros((), g.dtype)
+
+        return {"slab": weighted, "keep": jax.tree.map(slope, gradient, self.slab.mean, slopes)}, curvature
+
+    def _pairs(self, weights: PyTree) -> Float[Array, "P P"]:
+        """What multiplies the Hessian's entries: z/π₁ within a unit, the product of both between two."""
+        flat = ravel(jax.tree.map(lambda w, m: jnp.broadcast_to(w, m.shape), weights, self.slab.mean))
+        places, start = [], 0
+        for leaf in jax.tree.leaves(self.slab.mean):
+            shape = self.units(leaf) if leaf.ndim > 1 else leaf.shape
+            own = start + jnp.arange(math.prod(shape)).reshape(shape)
+            places.append(jnp.broadcast_to(own, leaf.shape).reshape(-1))
+            start += math.prod(shape)
+        place = jnp.concatenate(places)
+        same = place[:, None] == place[None, :]
+        return jnp.where(same, flat[:, None], flat[:, None] * flat[None, :])
+
+    def lifted(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
+        if not self.learnt or gradient is None:
+            return gradient, curvature
+        # E_q R is π₁R(m_j): for a quadratic R its slope in π₁ is half of m·∇R.
+        slope = lambda g, m: 0.5 * jnp.mean(_by_unit(g * m)) if m.ndim > 1 else jnp.zeros((), m.dtype)
+        return {"slab": gradient, "keep": jax.tree.map(slope, gradient, self.slab.mean)}, curvature
+
+    def added(self, first: Any, second: Any) -> Any:
+        return self.slab.added(first, second)
+
+    def gradient_like(self) -> PyTree:
+        return {"slab": self.slab.mean, "keep": self.keep} if self.learnt else self.slab.mean
+
+    def _slab_step(self, step: Step) -> Step:
+        return dataclasses.replace(step, gradient=step.gradient["slab"]) if self.learnt else step
+
+    def moved(self, step: Step) -> Self:
+        slab = self.slab.moved(self._slab_step(step))
+        if not self.learnt:
+            return eqx.tree_at(lambda q: q.slab, self, slab)
+
+        def leaf(keep: Array, first: Array, slope: Array) -> Array:
+            logit = _logit(keep)
+            pull = slope.astype(keep.dtype) + jnp.asarray(step.temperature, keep.dtype) * (logit - _logit(first))
+            new = jax.nn.sigmoid(logit - jnp.asarray(step.precision_rate, keep.dtype) * pull)
+            return jnp.where((keep > 0) & (keep < 1), new, keep)  # what is always kept stays so
+
+        keep = jax.tree.map(leaf, self.keep, self.first, step.gradient["keep"])
+        return eqx.tree_at(lambda q: (q.slab, q.keep), self, (slab, keep))
+
+    def sharpened(self, factor: Any) -> Self:
+        return eqx.tree_at(lambda q: q.slab, self, self.slab.sharpened(factor))
+
+    def trace(self, curvature: Any) -> Float[Array, ""]:
+        return self.slab.trace(curvature)
+
+    def decrement(self, step: Step) -> Float[Array, ""]:
+        return self.slab.decrement(self._slab_step(step))
+
+    def inside(self) -> Bool[Array, ""]:
+        proper = [jnp.all((k > 0) & (k <= 1)) for k in jax.tree.leaves(self.keep)]
+        return jnp.all(jnp.stack(proper)) & jnp.all(self.slab.inside())
+
+    # The distribution.
+
+    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> PyTree:
+        slab_key, mask_key, spike_key = jax.random.split(key, 3)
+        z = self.masks(self.uniform(mask_key, shape))
+        slab = self.slab.sample(slab_key, shape)
+        noise = jax.random.normal(spike_key, (*shape, self.slab.noise_size))
+        spike = unravel(noise / jnp.sqrt(self.spike), self.slab.mean)
+        return jax.tree.map(lambda m, a, b: jnp.where(m > 0, a, b), z, slab, spike)
+
+    def uniform(self, key: Any, shape: tuple[int, ...] = ()) -> PyTree:
+        """A uniform number for each unit."""
+        leaves, treedef = jax.tree.flatten(self.slab.mean)
+        keys = jax.random.split(key, len(leaves))
+        drawn = [jax.random.uniform(k, (*shape, *self.units(m)), m.dtype) for k, m in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(treedef, drawn)
+
+    def log_prob(self, theta: PyTree) -> Float[Array, "..."]:
+        if not self.slab.elementwise:
+            raise ValueError("A SpikeSlab's density is known unit by unit, which needs a fixed or diagonal slab.")
+        precision = jax.tree.map(lambda v: 1 / v, self.slab.variance())
+
+        def leaf(t: Array, m: Array, s: Array, keep: Array) -> Array:
+            normal = lambda x, p: 0.5 * (jnp.log(p) - math.log(2 * math.pi) - p * x**2)
+            slab, spike = normal(t - m, s), normal(t, jnp.asarray(self.spike, t.dtype))
+            if m.ndim < 2:
+                return jnp.sum(slab, axis=tuple(range(-m.ndim, 0)))
+            axes = tuple(axis for axis in range(-m.ndim, 0) if axis != -2)
+            both = jnp.logaddexp(jnp.log(keep) + slab.sum(axes), jnp.log1p(-keep) + spike.sum(axes))
+            return jnp.sum(both, axis=-1)
+
+        return sum(
+            jax.tree.leaves(jax.tree.map(leaf, theta, self.slab.mean, precision, self.keep)), start=jnp.zeros(())
+        )
+
+    def entropy(self) -> Float[Array, ""]:
+        """H(z) + E_z H(q(θ | z)), for a slab and a spike that lie far apart, as in the derivation."""
+
+        def leaf(m: Array, v: Array, keep: Array) -> Array:
+            width = lambda variance: 0.5 * (1 + math.log(2 * math.pi) + jnp.log(variance))
+            slab, spike = jnp.sum(width(v)), m.size * width(1 / jnp.asarray(self.spike, m.dtype))
+            count = m.shape[-2] if m.ndim > 1 else 0
+            choice = -count * (xlogy(keep, keep) + xlogy(1 - keep, 1 - keep))
+            return choice + keep * slab + (1 - keep) * spike
+
+        parts = jax.tree.map(leaf, self.slab.mean, self.slab.variance(), self.keep)
+        return sum(jax.tree.leaves(parts), start=jnp.zeros(()))
+
+
+def _by_unit(x: Array) -> Array:
+    """Sums over a unit's entries, in the shape of the leaf's mask."""
+    return jnp.sum(x, axis=tuple(axis for axis in range(x.ndim) if axis != x.ndim - 2), keepdims=True)
+
+
+def _always(keep: PyTree) -> bool:
+    return not any(isinstance(k, Tracer) or float(k) < 1 for k in jax.tree.leaves(keep))
+
+
+def _logit(p: Array) -> Array:
+    return jnp.log(p) - jnp.log1p(-p)
+
+
+def _spread(keep: PyTree, mean: PyTree) -> PyTree:
+    """One probability for each leaf; leaves without units are always kept."""
+
+    def below(k: Any, part: PyTree) -> PyTree:
+        if not isinstance(k, Tracer) and not 0 < float(k) <= 1:
+            raise ValueError(f"A keep probability is above 0 and at most 1, got {float(k):g}.")
+        return jax.tree.map(lambda m: jnp.asarray(k if m.ndim > 1 else 1.0, m.dtype), part)
+
+    try:
+        return jax.tree.map(below, keep, mean)
+    except ValueError as error:
+        if "keep probability" in str(error):
+            raise
+        raise ValueError(
+            "keep= is one number, or a pytree whose structure begins the parameters': one number for each layer."
+        ) from None

@@ -1,0 +1,131 @@
+"""A linear-Gaussian state space: the prior of a Gaussian chain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import equinox as eqx
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Float
+
+from ...numerics.trees import floating
+
+Matrix = Float[Array, "D D"]
+
+
+class StateSpace(eqx.Module):
+    r"""$x_0 ∼ N(m_0, P_0)$, $x_{t+1} = F_tx_t + o_t + w_t$ with $w_t ∼ N(0, Q_t)$, and outputs $f_t = H_tx_t$.
+
+    `transition` F and `noise` Q are (D, D), or (T − 1, D, D) where they change with time; `offset` o is (D,) or
+    (T − 1, D): controls enter as $o_t = Bu_t$. `emission` H is (D,) for one output a step, (m, D) for several, (T, m,
+    D) where it changes. Q and P₀ may be singular: nothing here inverts them.
+
+    >>> import jax.numpy as jnp
+    >>> trend = StateSpace(jnp.array([[1.0, 1.0], [0.0, 1.0]]), jnp.diag(jnp.array([0.1, 0.01])), jnp.array([1.0, 0.0]))
+    >>> trend
+    StateSpace(2 states, one output)
+    """
+
+    transition: Float[Array, "*T D D"]
+    noise: Float[Array, "*T D D"]
+    emission: Float[Array, "... D"]
+    mean: Float[Array, " D"]
+    covariance: Matrix
+    offset: Float[Array, "*T D"]
+    centered: bool = eqx.field(static=True)
+    """Whether every mean is zero by construction."""
+
+    def __init__(
+        self,
+        transition: Any,
+        noise: Any,
+        emission: Any,
+        mean: Any = None,
+        covariance: Any = None,
+        offset: Any = None,
+    ):
+        array = lambda x: floating(jnp.asarray(x))
+        transition, noise, emission = array(transition), array(noise), array(emission)
+        size = transition.shape[-1] if transition.ndim else 0
+        self.centered = mean is None and offset is None
+        mean = jnp.zeros(size, transition.dtype) if mean is None else array(mean)
+        covariance = jnp.eye(size, dtype=transition.dtype) if covariance is None else array(covariance)
+        offset = jnp.zeros(size, transition.dtype) if offset is None else array(offset)
+        self.transition, self.noise, self.emission = transition, noise, emission
+        self.mean, self.covariance, self.offset = mean, covariance, offset
+        self._check(size)
+
+    def _check(self, size: int) -> None:
+        shapes = {
+            "transition": (self.transition, (size, size), (2, 3)),
+            "noise": (self.noise, (size, size), (2, 3)),
+            "emission": (self.emission, (size,), (1, 2, 3)),
+            "mean": (self.mean, (size,), (1,)),
+            "covariance": (self.covariance, (size, size), (2,)),
+            "offset": (self.offset, (size,), (1, 2)),
+        }
+        for name, (array, last, ranks) in shapes.items():
+            if array.ndim not in ranks or array.shape[-len(last) :] != last or size == 0:
+                raise ValueError(
+                    f"A state space of {size} states takes transition and noise (D, D) or (T − 1, D, D), emission "
+                    f"(D,), (m, D) or (T, m, D), mean (D,), covariance (D, D) and offset (D,) or (T − 1, D), and "
+                    f"{name} has the shape {array.shape}."
+                )
+        varying = {n: x.shape[0] for n, (x, last, _) in shapes.items() if x.ndim > len(last) and n != "emission"}
+        if self.emission.ndim == 3:
+            varying["emission"] = self.emission.shape[0] - 1
+        if len(set(varying.values())) > 1:
+            raise ValueError(f"What changes with time needs T − 1 entries for the T − 1 transitions, got {varying}.")
+        for name in ("noise", "covariance"):
+            _positive(name, getattr(self, name))
+
+    @property
+    def size(self) -> int:
+        """D, the number of states."""
+        return self.mean.shape[-1]
+
+    @property
+    def outputs(self) -> tuple[int, ...]:
+        """The shape of one step's output: () or (m,)."""
+        return () if self.emission.ndim == 1 else self.emission.shape[-2:-1]
+
+    @property
+    def length(self) -> int | None:
+        """T, where something changes with time."""
+        if self.emission.ndim == 3:
+            return self.emission.shape[0]
+        for array, rank in ((self.transition, 2), (self.noise, 2), (self.offset, 1)):
+            if array.ndim > rank:
+                return array.shape[0] + 1
+        return None
+
+    def each(self, name: str, count: int) -> Array:
+        """What changes with time for all of T steps, the last of which leads nowhere; else as it is."""
+        array = getattr(self, name)
+        if array.ndim == (1 if name == "offset" else 2):
+            return array
+        return jnp.concatenate([array, jnp.zeros((1, *array.shape[1:]), array.dtype)])[:count]
+
+    def __repr__(self) -> str:
+        count = "one output" if not self.outputs else f"{self.outputs[0]} outputs"
+        return f"StateSpace({self.size} states, {count}{'' if self.length is None else f', {self.length} steps'})"
+
+
+def _positive(name: str, matrices: Array) -> None:
+    """A covariance that is none is an error, found where the numbers are known."""
+    if isinstance(matrices, Tracer):
+        return
+    found = np.asarray(matrices, float).reshape((-1, *matrices.shape[-2:]))
+    scale = np.abs(found).max(axis=(1, 2)) + np.finfo(float).tiny
+    rounding = 100 * jnp.finfo(matrices.dtype).eps
+    if not np.all(np.isfinite(found)) or np.any(
+        np.abs(found - found.swapaxes(1, 2)).max(axis=(1, 2)) > rounding * scale
+    ):
+        raise ValueError(f"{name} is a covariance: it must be finite and symmetric.")
+    least = np.linalg.eigvalsh(found)[:, 0]
+    if np.any(least < -rounding * scale):
+        raise ValueError(
+            f"{name} is a covariance, and has the eigenvalue {least.min():.3g}: a negative variance. Zeros are fine."
+        )

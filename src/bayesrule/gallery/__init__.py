@@ -1,0 +1,1 @@
+"""Pictures of Table 1, each drawn from a run of the rule."""

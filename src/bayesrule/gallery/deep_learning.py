@@ -1,0 +1,257 @@
+"""Pictures of the deep-learning algorithms, each a run of the rule: a picture's docstring is its caption."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..families.gaussian.diagonal import DiagonalGaussian
+from ..objectives.objective import Objective
+from ..recipes import deep_learning as recipes
+from ..rule.rule import Rule
+from .style import BAYESIAN, INK, PLAIN, QUIET, Picture, hills, label, panels, plane, posterior, rings, stacked, trail
+from .trace import walked
+
+
+def _batches(data: tuple[np.ndarray, ...], size: int, steps: int, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Rows for every step: without replacement in each pass."""
+    random, rows = np.random.default_rng(seed), len(data[0])
+    passes = -(-steps * size // rows)
+    order = np.concatenate([random.permutation(rows) for _ in range(passes)])[: steps * size].reshape(steps, size)
+    return tuple(column[order] for column in data)
+
+
+# A line through points: intercept and slope.
+
+
+@cache
+def _line() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(1)
+    x = random.uniform(-1.5, 2.5, 60)
+    return np.stack([np.ones(60), x], axis=1), 0.5 + 1.2 * x + 0.7 * random.normal(size=60)
+
+
+def _squared(w: Float[Array, "2"], example: tuple) -> Float[Array, ""]:
+    x, y = example
+    return 0.5 * (x @ w - y) ** 2
+
+
+def sgd() -> Picture:
+    """A line is fitted to sixty points, one of them in each of 120 steps. The path wanders about the minimum at a
+    distance that the rate sets, where steps of the same rate on all of the points go to it smoothly."""
+    data, start = _line(), np.array([1.4, -0.5])
+    rule, objective = recipes.sgd(0.15), Objective(_squared, size=60)
+    noisy = walked(rule, objective, jnp.asarray(start), steps=120, batches=_batches(data, 1, 120))
+    whole = walked(rule, objective, jnp.asarray(start), steps=120, data=data)
+    figure, (axes,) = panels(1)
+    plane(axes, (-0.6, 1.9), (-0.8, 1.9), ("intercept", "slope"))
+    total = lambda w: jnp.mean(jax.vmap(lambda x, y: _squared(w, (x, y)))(*map(jnp.asarray, data)))
+    hills(axes, total, 12)
+    trail(axes, np.vstack([start, noisy]), PLAIN, "D", size=2, lw=0.8)
+    trail(axes, np.vstack([start, whole]), BAYESIAN, size=4, lw=1.8)
+    label(axes, start[0], start[1] - 0.16, "start", INK, ha="center")
+    label(axes, -0.53, -0.5, "one point a step", PLAIN)
+    label(axes, -0.53, -0.7, "all points in every step", BAYESIAN)
+    return Picture(figure, rule)
+
+
+def _gorge(theta: Float[Array, "2"], _: Any) -> Float[Array, ""]:
+    """Thirty times as steep in one direction as in the other."""
+    return 0.5 * (0.1 * theta[0] ** 2 + 3.0 * theta[1] ** 2)
+
+
+def adam() -> Picture:
+    """Sixty steps in a gorge that is thirty times steeper across than along. SGD's steps shrink with the slope; RMSprop
+    and Adam divide by the root of the squared gradients, so that both directions are walked at the same speed."""
+    start, objective, data = np.array([-3.0, 1.1]), Objective(_gorge, size=1), np.zeros((1, 1))
+    rules = {
+        "SGD": (recipes.sgd(0.3), QUIET, "s"),
+        "RMSprop": (recipes.rmsprop(0.05), PLAIN, "D"),
+        "Adam": (recipes.adam(0.15), BAYESIAN, "o"),
+    }
+    figure, (axes,) = panels(1)
+    plane(axes, (-3.5, 1.3), (-1.4, 1.5))
+    hills(axes, lambda t: _gorge(t, None), 12)
+    for place, (name, (rule, color, marker)) in enumerate(rules.items()):
+        path = walked(rule, objective, jnp.asarray(start), steps=60, data=data)
+        trail(axes, np.vstack([start, path]), color, marker, size=2.5)
+        label(axes, 0.35, -0.95 - 0.16 * place, name, color)
+    axes.plot(0, 0, "+", color=INK, ms=9, mew=1.5)
+    label(axes, start[0], start[1] + 0.12, "start", INK, ha="center")
+    return Picture(figure, rules["Adam"][0])
+
+
+def dropout() -> Picture:
+    """Left: which of the forty hidden units were kept in the first thirty steps. Right: the network with fifty masks
+    drawn anew, and their mean: the spread is what dropout knows of its own uncertainty."""
+    random = np.random.default_rng(0)
+    x = np.concatenate([random.uniform(-2.5, -0.4, 24), random.uniform(1.2, 2.6, 16)])
+    y = np.sin(1.6 * x) + 0.12 * random.normal(size=40)
+    start = {"first": random.normal(size=(2, 40)), "last": 0.3 * random.normal(size=(40, 1))}
+
+    def output(w: Any, x: Any) -> Array:
+        return jnp.sum(jnp.tanh(jnp.stack([jnp.ones_like(x), x]) @ w["first"]) @ w["last"])
+
+    rule = recipes.dropout(0.05, {"first": 1.0, "last": 0.9})
+    objective = Objective(lambda w, e: 0.5 * (output(w, e[0]) - e[1]) ** 2, size=40)
+    keys, batches = jax.random.split(jax.random.key(1), 4000), _batches((x, y), 10, 4000)
+    state = rule.init(jax.tree.map(jnp.asarray, start), objective)
+    run = jax.jit(
+        lambda state, turns: jax.lax.scan(lambda s, t: (rule.step(objective, s, *t)[0], None), state, turns)[0]
+    )
+    q = run(state, (jax.tree.map(jnp.asarray, batches), keys)).q
+    drawn = jax.jit(jax.vmap(lambda key: rule.points.at(state.q, key).factors[0]["last"][0, :, 0]))
+    masks = np.asarray(drawn(jax.random.clone(keys[:30]))) > 0
+    grid = np.linspace(-3.2, 3.4, 160)
+    others = jax.random.split(jax.random.key(2), 50)
+    curve = lambda w: jax.vmap(lambda x: output(w, x))(jnp.asarray(grid))
+    curves = np.asarray(jax.jit(jax.vmap(lambda key: curve(_first(rule.points.at(q, key).theta))))(others))
+    figure, (left, right) = panels(1, 1.9)
+    left.imshow(~masks.T, cmap="Blues_r", vmin=-0.6, vmax=1, aspect="auto", interpolation="none")
+    left.set(xlabel="step", ylabel="hidden unit", xticks=[0, 10, 20], yticks=[])
+    right.plot(grid, curves.T, color=BAYESIAN, lw=0.6, alpha=0.25)
+    right.plot(grid, curves.mean(axis=0), color=BAYESIAN, lw=2)
+    right.plot(x, y, "o", color=INK, ms=3.5, mec="white", mew=0.5)
+    right.set(xlabel="$x$", xlim=(-3.2, 3.4), ylim=(-2.2, 2.2), yticks=[-2, -1, 0, 1, 2])
+    return Picture(figure, rule)
+
+
+def _first(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: leaf[0], tree)
+
+
+# Weights that are signs.
+
+SIGNS = np.array([1.0, -1.0, 1.0, -1.0, 1.0, 0.0])
+
+
+@cache
+def _signed() -> tuple[np.ndarray, np.ndarray]:
+    """Labels from the signs of five weights; the sixth input says nothing."""
+    x = np.random.default_rng(5).normal(size=(80, 6))
+    return x, np.sign(x @ SIGNS + 0.8 * np.random.default_rng(6).normal(size=80))
+
+
+def _margin(w: Float[Array, "6"], example: tuple) -> Float[Array, ""]:
+    x, y = example
+    return jnp.logaddexp(0.0, -y * (x @ w))
+
+
+def straight_through() -> Picture:
+    """Six binary weights of a classifier. Above, the latent λ whose signs they are: gradients are taken at the signs
+    and taken off λ as they are; a dot is a flip. Below, the mean loss at the signs, which changes at flips only."""
+    data, start = _signed(), np.array([-0.5, 0.3, -0.8, 0.6, -0.2, 0.35])
+    rule, objective = recipes.straight_through(0.04), Objective(_margin, size=80)
+    batches = _batches(data, 8, 130)
+    path = walked(rule, objective, jnp.asarray(start), steps=130, batches=batches, read=lambda q: q.natural())
+    path = np.vstack([start, path])
+    mean = jax.jit(jax.vmap(lambda w: jnp.mean(jax.vmap(lambda x, y: _margin(w, (x, y)))(*map(jnp.asarray, data)))))
+    values = np.asarray(mean(jnp.asarray(np.where(path >= 0, 1.0, -1.0))))
+    figure, (above, below) = stacked(2, 1)
+    above.axhline(0, color=INK, lw=0.8)
+    for row, sign in zip(path.T, SIGNS, strict=True):
+        above.plot(row, color={1.0: BAYESIAN, -1.0: PLAIN, 0.0: QUIET}[sign], lw=1.4)
+        flips = np.flatnonzero(np.diff(np.where(row >= 0, 1, -1))) + 1
+        above.plot(flips, row[flips], "o", color=INK, ms=4, mec="white", mew=0.6, zorder=5)
+    above.set(ylabel="latent λ", xlim=(0, 130), xticklabels=[], ylim=(-0.9, 1.05))
+    for place, (name, color) in enumerate(
+        [("should be +1", BAYESIAN), ("should be −1", PLAIN), ("says nothing", QUIET)]
+    ):
+        above.text(0.02 + 0.27 * place, 0.9, name, color=color, fontsize=10, transform=above.transAxes)
+    below.step(np.arange(131), values, color=INK, lw=1.4, where="post")
+    below.set(xlabel="step", ylabel="loss", xlim=(0, 130), ylim=(0, None))
+    return Picture(figure, rule)
+
+
+def bayesbinn() -> Picture:
+    """The same six weights, with a probability for each: the means of signs, tanh λ, go towards ±1 as far as the data
+    are sure of them, and the sixth, of which the data say nothing, stays near 0 instead of being any sign."""
+    data, start = _signed(), np.zeros(6)
+    rule, objective = recipes.bayesbinn(0.005), Objective(_margin, size=80)
+    keys = jax.random.split(jax.random.key(0), 500)
+    path = walked(rule, objective, jnp.asarray(start), steps=500, data=data, keys=keys, read=lambda q: q.expectation())
+    figure, (left, right) = panels(2.2, 1)
+    colors = [{1.0: BAYESIAN, -1.0: PLAIN, 0.0: QUIET}[sign] for sign in SIGNS]
+    left.axhline(0, color=INK, lw=0.8)
+    for row, color in zip(np.vstack([start, path]).T, colors, strict=True):
+        left.plot(row, color=color, lw=1.2)
+    left.set(xlabel="step", ylabel="mean of the sign, tanh λ", xlim=(0, 500), ylim=(-1.05, 1.05))
+    chance = (1 + path[-1]) / 2
+    right.barh(np.arange(6)[::-1], chance - 0.5, left=0.5, color=colors, height=0.65)
+    right.axvline(0.5, color=INK, lw=0.8)
+    right.set(xlabel="probability of +1", xlim=(0, 1), xticks=[0, 0.5, 1], yticks=np.arange(6)[::-1])
+    right.set_yticklabels([f"$w_{i + 1}$" for i in range(6)])
+    return Picture(figure, rule)
+
+
+# Two weights of a logistic regression, whose posterior can be drawn.
+
+
+@cache
+def _labelled() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(3)
+    x = random.normal(size=(24, 2)) @ [[1.0, 0.6], [0.0, 0.8]]
+    return x, np.where(random.random(24) < 1 / (1 + np.exp(-x @ [1.5, -0.6])), 1.0, -1.0)
+
+
+LOGISTIC = Objective(_margin, size=24, regularizer=0.3)
+
+
+def _energy(w: Float[Array, "2"]) -> Float[Array, ""]:
+    x, y = map(jnp.asarray, _labelled())
+    return jnp.sum(jnp.logaddexp(0.0, -y * (x @ w))) + 0.15 * jnp.sum(w**2)
+
+
+def _ground() -> tuple[Any, Any]:
+    figure, (axes,) = panels(1)
+    plane(axes, (-1.3, 4.6), (-3.0, 1.9), ("$w_1$", "$w_2$"))
+    posterior(axes, _energy)
+    return figure, axes
+
+
+def _moments(rule: Rule, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    read: Callable[[Any], Any] = lambda q: (q.mean, 1 / q.precision)
+    start = jnp.array([-0.5, 1.2])
+    means, variances = walked(rule, LOGISTIC, start, data=_labelled(), read=read, **options)
+    return np.vstack([start, means]), variances
+
+
+def ogn() -> Picture:
+    """Two weights of a logistic regression with 24 points, and their posterior in grey. OGN's Gaussian has the squared
+    gradients of every example as its precision and is centred at the posterior's peak; it has no correlation."""
+    rule = recipes.ogn(0.1, decay=0.95)
+    means, variances = _moments(rule, steps=150)
+    figure, axes = _ground()
+    trail(axes, means, PLAIN, "D", size=2)
+    rings(axes, means[-1], np.diag(variances[-1]), PLAIN, fill=0.08)
+    label(axes, means[0, 0], means[0, 1] + 0.15, "start", INK, ha="center")
+    label(axes, means[-1, 0] + 0.15, means[-1, 1] - 0.1, "OGN", PLAIN, va="top")
+    label(axes, 3.1, -2.6, "posterior", "#777777")
+    return Picture(figure, rule)
+
+
+def vogn() -> Picture:
+    """The same posterior, but gradients are taken at draws from the Gaussian (dots) instead of at its mean. So it moves
+    from the peak, where OGN's stays, towards the middle of the lopsided posterior."""
+    rule = recipes.vogn(0.1, samples=4, decay=0.95)
+    keys = jax.random.split(jax.random.key(0), 400)
+    means, variances = _moments(rule, steps=400, keys=keys)
+    others, narrow = _moments(recipes.ogn(0.1, decay=0.95), steps=150)
+    mean, variance = means[-100:].mean(axis=0), variances[-100:].mean(axis=0)
+    draws = np.asarray(DiagonalGaussian(jnp.asarray(mean), jnp.asarray(1 / variance)).sample(jax.random.key(1), (150,)))
+    figure, axes = _ground()
+    axes.plot(*draws.T, "o", color=BAYESIAN, ms=2, mew=0, alpha=0.5)
+    rings(axes, others[-1], np.diag(narrow[-1]), PLAIN, lw=0.9)
+    axes.plot(*others[-1], "D", color=PLAIN, ms=6, mec="white", mew=1, zorder=6)
+    rings(axes, mean, np.diag(variance), BAYESIAN, fill=0.08)
+    axes.plot(*mean, "o", color=BAYESIAN, ms=7, mec="white", mew=1, zorder=6)
+    label(axes, -1.1, 1.5, "VOGN", BAYESIAN)
+    label(axes, -1.1, 1.1, "OGN", PLAIN)
+    label(axes, 3.1, -2.6, "posterior", "#777777")
+    return Picture(figure, rule)

@@ -1,0 +1,171 @@
+r"""What q says of the next observation of each component: $p(y \mid k) = ∫ f(y \mid θ_k) q(θ_k) dθ_k$, in closed form.
+
+`predictive(block)` of a mixture's or a hidden Markov model's components is a Student-t, a negative binomial or the mean
+probabilities; of a block that is read at its peak, as EM's are, f at the peak. All in NumPy: nothing is compiled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+from numpy import ndarray
+from scipy.special import gammaln, xlogy
+
+from ..families.dirichlet import Dirichlet
+from ..families.gamma import Gamma, NormalGamma
+from ..families.point_mass import Peak
+from ..families.wishart import NormalWishart
+
+
+@dataclass(frozen=True)
+class Student:
+    """Gaussian components: Student-t with these degrees of freedom, or Gaussian where there are none (None).
+
+    With precisions (K, D, D) a row is there or not; with (K, D) its entries are independent, and missing one by one.
+    """
+
+    location: Float[ndarray, "K D"]
+    precision: ndarray
+    dof: ndarray | None
+
+    def log_prob(self, y: Float[ndarray, "N D"]) -> Float[ndarray, "N K"]:
+        """log p(y_n | k); what is missing counts for nothing."""
+        full = self.precision.ndim == 3
+        if full:
+            roots = np.linalg.cholesky(self.precision)
+            parts = [np.sum(((y - m) @ root) ** 2, axis=1) for m, root in zip(self.location, roots, strict=True)]
+            square, half = np.stack(parts, axis=1), np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(1)
+        else:
+            square, half = (y[:, None] - self.location) ** 2 * self.precision, 0.5 * np.log(self.precision)
+        size = y.shape[1] if full else 1
+        if self.dof is None:
+            found = half - 0.5 * (size * np.log(2 * np.pi) + square)
+        else:
+            top = 0.5 * (self.dof + size)
+            norm = gammaln(top) - gammaln(0.5 * self.dof) - 0.5 * size * np.log(np.pi * self.dof)
+            found = half + norm - top * np.log1p(square / self.dof)
+        found = np.where(np.isnan(found), 0.0, found)
+        return found if full else found.sum(-1)
+
+    @property
+    def mean(self) -> Float[ndarray, "K D"]:
+        return self.location
+
+    @property
+    def variance(self) -> Float[ndarray, "K D"]:
+        full = self.precision.ndim == 3
+        scale = np.diagonal(np.linalg.inv(self.precision), axis1=1, axis2=2) if full else 1 / self.precision
+        if self.dof is None:
+            return scale
+        dof = self.dof[:, None] if full else self.dof
+        return scale * np.where(dof > 2, dof / np.where(dof > 2, dof - 2, 1.0), np.inf)
+
+    def sample(self, random: Any, states: Int[ndarray, " S"]) -> Float[ndarray, "S D"]:
+        """A row from each of these components; `random` is a NumPy RandomState."""
+        noise = random.standard_normal((len(states), self.location.shape[1]))
+        if self.precision.ndim == 3:
+            roots = np.linalg.inv(np.linalg.cholesky(self.precision))
+            noise = np.einsum("sd,sde->se", noise, roots[states])
+        else:
+            noise = noise / np.sqrt(self.precision[states])
+        if self.dof is not None:
+            dof = self.dof[states]
+            spread = np.sqrt(dof / random.chisquare(dof))
+            noise = noise * (spread[:, None] if self.precision.ndim == 3 else spread)
+        return self.location[states] + noise
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Poisson components: negative binomial under a gamma of this shape and rate, Poisson where there is no shape."""
+
+    shape: Float[ndarray, "K D"] | None
+    rate: Float[ndarray, "K D"]
+
+    def log_prob(self, y: Float[ndarray, "N D"]) -> Float[ndarray, "N K"]:
+        y = y[:, None]
+        if self.shape is None:
+            found = xlogy(y, self.rate) - self.rate - gammaln(y + 1)
+        else:
+            ways = gammaln(y + self.shape) - gammaln(self.shape) - gammaln(y + 1)
+            found = ways - self.shape * np.log1p(1 / self.rate) - y * np.log1p(self.rate)
+        return np.where(np.isnan(y), 0.0, found).sum(-1)
+
+    @property
+    def mean(self) -> Float[ndarray, "K D"]:
+        return self.rate if self.shape is None else self.shape / self.rate
+
+    @property
+    def variance(self) -> Float[ndarray, "K D"]:
+        return self.mean if self.shape is None else self.mean * (1 + 1 / self.rate)
+
+    def sample(self, random: Any, states: Int[ndarray, " S"]) -> Float[ndarray, "S D"]:
+        if self.shape is None:
+            return random.poisson(self.rate[states]).astype(float)
+        return random.poisson(random.gamma(self.shape[states]) / self.rate[states]).astype(float)
+
+
+@dataclass(frozen=True)
+class Categories:
+    """Categorical components, y one number for each row; the moments are those of y's indicators."""
+
+    probabilities: Float[ndarray, "K V"]
+
+    def log_prob(self, y: Float[ndarray, " N"]) -> Float[ndarray, "N K"]:
+        there = ~np.isnan(y)
+        table = np.log(np.maximum(self.probabilities, np.finfo(float).tiny))
+        return np.where(there[:, None], table.T[np.where(there, y, 0).astype(int)], 0.0)
+
+    @property
+    def mean(self) -> Float[ndarray, "K V"]:
+        return self.probabilities
+
+    @property
+    def variance(self) -> Float[ndarray, "K V"]:
+        return self.probabilities * (1 - self.probabilities)
+
+    def sample(self, random: Any, states: Int[ndarray, " S"]) -> Float[ndarray, " S"]:
+        return drawn(random, self.probabilities[states]).astype(float)
+
+
+def drawn(random: Any, probabilities: Float[ndarray, "S K"]) -> Int[ndarray, " S"]:
+    """A choice for each row of probabilities."""
+    total = np.cumsum(probabilities, axis=1)
+    return np.sum(random.uniform(size=(len(total), 1)) * total[:, -1:] >= total, axis=1)
+
+
+def gaussians(block: Any) -> tuple[Float[ndarray, "K D"], ndarray]:
+    """E m and E Λ of Gaussian components, or both at their peak."""
+    family = block.of if isinstance(block, Peak) else block
+    return np.asarray(family.mean), np.asarray(block.expectation()[1])
+
+
+def predictive(block: Any) -> Student | Counts | Categories:
+    """The predictive distribution of each plate of a block: normal–Wishart, normal–gamma, gamma or Dirichlet.
+
+    >>> from bayesrule.families.gamma import Gamma
+    >>> found = predictive(Gamma(shape=np.array([[2.0]]), rate=np.array([[1.0]])))
+    >>> np.exp(found.log_prob(np.array([[0.0], [1.0]]))).tolist()
+    [[0.25], [0.25]]
+    """
+    peaked = isinstance(block, Peak)
+    family = block.of if peaked else block
+    numbers = lambda *values: [np.asarray(value, float) for value in values]
+    if isinstance(family, NormalWishart | NormalGamma) and peaked:
+        location, precision = numbers(block.mean["mean"], block.mean["precision"])
+        return Student(location, precision, None)
+    if isinstance(family, NormalWishart):
+        location, count, df, scale = numbers(family.mean, family.count, family.df, family.scale)
+        dof = df - location.shape[-1] + 1
+        return Student(location, (dof * count / (count + 1))[:, None, None] * scale, dof)
+    if isinstance(family, NormalGamma):
+        location, count, shape, rate = numbers(family.mean, family.count, family.shape, family.rate)
+        return Student(location, shape / rate * count / (count + 1), 2 * shape)
+    if isinstance(family, Gamma):
+        return Counts(None, *numbers(block.mean)) if peaked else Counts(*numbers(family.shape, family.rate))
+    if isinstance(family, Dirichlet):
+        return Categories(*numbers(block.mean))
+    raise ValueError(f"The predictive of a {type(family).__name__} block is not known in closed form.")

@@ -1,0 +1,1 @@
+"""Starting points of models: clusters, principal axes."""

@@ -1,0 +1,76 @@
+"""Pytrees of arrays as vectors and back: ravel, unravel, broadcasting to a tree's shapes, dtypes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+
+def ravel(tree: PyTree, lead: int = 0) -> Float[Array, "... P"]:
+    """All leaves as one vector; the first `lead` axes of every leaf are kept."""
+    leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    if not leaves:
+        return jnp.zeros((0,))
+    return jnp.concatenate([leaf.reshape((*leaf.shape[:lead], -1)) for leaf in leaves], axis=-1)
+
+
+def unravel(vector: Float[Array, "... P"], like: PyTree, lead: int = 0) -> PyTree:
+    """The inverse of `ravel`, to the shapes and dtypes of `like` less its first `lead` axes."""
+    leaves, treedef = jax.tree.flatten(like)
+    parts, start = [], 0
+    for leaf in leaves:
+        shape = leaf.shape[lead:]
+        size = math.prod(shape)
+        part = vector[..., start : start + size]
+        parts.append(part.reshape(vector.shape[:-1] + shape).astype(leaf.dtype))
+        start += size
+    return jax.tree.unflatten(treedef, parts)
+
+
+def slope_diagonal(slope: Callable[[Array], Array], at: Array) -> Array:
+    """∂slope_j/∂θ_j for every j, one at a time: P directional derivatives and no P×P matrix."""
+
+    def one(j: Array) -> Array:
+        tangent = jnp.zeros_like(at).at[j].set(1)
+        return jax.jvp(slope, (at,), (tangent,))[1][j]
+
+    return jax.lax.map(one, jnp.arange(at.size), batch_size=min(64, max(1, at.size)))
+
+
+def floating(tree: PyTree) -> PyTree:
+    """Every leaf as a floating-point array (what is already one keeps its dtype)."""
+
+    def leaf(x: Any) -> Array:
+        array = jnp.asarray(x)
+        return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(float)
+
+    return jax.tree.map(leaf, tree)
+
+
+def wide(dtype: Any) -> Any:
+    """The dtype that statistics of such parameters have: at least float32."""
+    return jnp.promote_types(dtype, jnp.float32)
+
+
+def same_shape(tree: PyTree, like: PyTree, name: str) -> PyTree:
+    """`tree` spread over the leaves of `like`: a scalar everywhere, else leaf by leaf."""
+    if jax.tree.structure(tree) == jax.tree.structure(like):
+        try:
+            return jax.tree.map(lambda x, m: jnp.broadcast_to(x, m.shape).astype(wide(m.dtype)), tree, like)
+        except ValueError:
+            shapes = [jnp.shape(x) for x in jax.tree.leaves(tree)], [m.shape for m in jax.tree.leaves(like)]
+            raise ValueError(
+                f"The {name} has shapes {shapes[0]}, the mean {shapes[1]}: give one number, or one for each "
+                "entry of the mean."
+            ) from None
+    if jax.tree_util.treedef_is_leaf(jax.tree.structure(tree)) and jnp.ndim(tree) == 0:
+        return jax.tree.map(lambda m: jnp.full(m.shape, tree, wide(m.dtype)), like)
+    raise ValueError(
+        f"The {name} has the structure {jax.tree.structure(tree)}, the mean {jax.tree.structure(like)}: "
+        "give one number, or the same pytree as the mean."
+    )

@@ -1,0 +1,280 @@
+"""R(θ): what is added to the data's loss, never sampled, differentiated exactly at the mean."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, PyTree
+
+from ..families.base import ExponentialFamily, Family
+from ..families.gaussian.base import GaussianFamily
+from ..families.gaussian.diagonal import DiagonalGaussian
+from ..families.product import Product
+from ..numerics.trees import ravel, slope_diagonal, unravel, wide
+
+
+class Regularizer(eqx.Module):
+    """R(θ) and what the rule asks of it."""
+
+    def normalized(self, q: Any) -> bool:
+        """Whether exp(−R) is a density whose E_q R is exact, so that a bound is one on the log evidence."""
+        return True
+
+    @abstractmethod
+    def at_mean(self, q: Any) -> Array:
+        """R at the mean of q (the delta method)."""
+
+    @abstractmethod
+    def expected(self, q: Any) -> Array:
+        """E_q R."""
+
+    @abstractmethod
+    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+        """What R adds to the gradient and the curvature of a step, as `q.moved` takes them."""
+
+    def precision(self, params: PyTree) -> Any:
+        """The diagonal of ∇²R at the parameters: one number, or a pytree like them."""
+        curvature = self.derivatives(DiagonalGaussian(params))[1]
+        return 0.0 if curvature is None else curvature
+
+
+class Flat(Regularizer):
+    """R = 0: a flat, improper prior."""
+
+    def normalized(self, q: Any) -> bool:
+        return False
+
+    def at_mean(self, q: Any) -> Array:
+        return jnp.zeros(())
+
+    def expected(self, q: Any) -> Array:
+        return jnp.zeros(())
+
+    def derivatives(self, q: Any) -> tuple[None, None]:
+        return None, None
+
+
+class Isotropic(Regularizer):
+    """R(θ) = ½δ‖θ‖² with its constants: the prior N(0, 1/δ) on every entry."""
+
+    strength: Any
+
+    def _value(self, squares: Any, size: int) -> Array:
+        return 0.5 * (self.strength * squares + size * (math.log(2 * math.pi) - jnp.log(self.strength)))
+
+    def at_mean(self, q: Any) -> Array:
+        if isinstance(q, Product):
+            return sum((self.at_mean(block) for block in _gaussian_blocks(q)), start=jnp.zeros(()))
+        mean = _gaussian(q).mean
+        leaves = jax.tree.leaves(mean)
+        squares = sum((jnp.vdot(leaf, leaf) for leaf in leaves), start=0.0)  # no array of squares
+        return self._value(squares, sum(leaf.size for leaf in leaves))
+
+    def expected(self, q: Any) -> Array:
+        if isinstance(q, Product):
+            return sum((self.expected(block) for block in _gaussian_blocks(q)), start=jnp.zeros(()))
+        spread = sum((jnp.sum(v) for v in jax.tree.leaves(_gaussian(q).variance())), start=0.0)
+        return self.at_mean(q) + 0.5 * self.strength * spread
+
+    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+        if isinstance(q, Product):  # its Gaussian blocks; the others have no mean to be drawn to zero
+            return _by_block(q, self.derivatives)
+        q = _gaussian(q)
+        gradient = jax.tree.map(lambda m: jnp.asarray(self.strength, m.dtype) * m, q.mean)
+        strength = jax.tree.map(lambda m: jnp.full(m.shape, self.strength, wide(m.dtype)), q.mean)
+        return gradient, q.structure.of_diagonal(strength)
+
+    def precision(self, params: PyTree) -> Any:
+        return self.strength
+
+
+class ByLeaf(Regularizer):
+    """R(θ) = ½Σδ‖leaf‖² with its constants, a number δ for each leaf of θ; δ = 0 is a flat prior of density 1.
+
+    So an intercept is left alone: `regularizer={"w": 1.0, "b": 0.0}`.
+    """
+
+    strengths: PyTree
+
+    def normalized(self, q: Any) -> bool:
+        return not any(_is_zero(strength) for strength in jax.tree.leaves(self.strengths))
+
+    def _sum(self, squares: PyTree) -> Array:
+        """½Σδ‖·‖² and the constants, from every entry's square."""
+
+        def one(strength: Any, leaf: Array) -> Array:
+            flat = jnp.asarray(strength) == 0
+            constant = math.log(2 * math.pi) - jnp.log(jnp.asarray(jnp.where(flat, 2 * math.pi, strength)))
+            return 0.5 * (strength * jnp.sum(leaf) + leaf.size * constant)
+
+        return sum(jax.tree.leaves(jax.tree.map(one, self.strengths, squares)), start=jnp.zeros(()))
+
+    def at_mean(self, q: Any) -> Array:
+        return self._sum(jax.tree.map(jnp.square, _gaussian(q).mean))
+
+    def expected(self, q: Any) -> Array:
+        return self._sum(jax.tree.map(lambda m, v: m**2 + v, _gaussian(q).mean, q.variance()))
+
+    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+        q = _gaussian(q)
+        gradient = jax.tree.map(lambda s, m: jnp.asarray(s, m.dtype) * m, self.strengths, q.mean)
+        every = jax.tree.map(lambda s, m: jnp.full(m.shape, s, wide(m.dtype)), self.strengths, q.mean)
+        return gradient, q.structure.of_diagonal(every)
+
+    def precision(self, params: PyTree) -> Any:
+        return jax.tree.map(lambda s, m: jnp.full(jnp.shape(m), s), self.strengths, params)
+
+
+def _is_zero(strength: Any) -> bool:
+    """Whether it is a 0 that can be seen: one that is traced counts as a number."""
+    return not isinstance(strength, Tracer) and float(strength) == 0
+
+
+class Prior(Regularizer):
+    """R(θ) = −log p(θ) for a prior that is itself a family."""
+
+    family: Any
+
+    def at_mean(self, q: Any) -> Array:
+        return -jnp.sum(self.family.log_prob(_gaussian(q).mean))
+
+    def normalized(self, q: Any) -> bool:
+        return isinstance(self.family, GaussianFamily) or not isinstance(q, GaussianFamily)
+
+    def _as_function(self) -> Penalty:
+        prior = self.family
+        return Penalty(lambda theta: -jnp.sum(prior.log_prob(theta)))
+
+    def expected(self, q: Any) -> Array:
+        if isinstance(q, GaussianFamily) and not isinstance(self.family, GaussianFamily):
+            return self._as_function().expected(q)
+        return jnp.sum(self._same(q).cross_entropy(self.family))
+
+    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+        prior: Any = self.family
+        if isinstance(q, GaussianFamily) and not isinstance(self.family, GaussianFamily):
+            return self._as_function().derivatives(q)
+        q = self._same(q)
+        if isinstance(q, GaussianFamily):
+            gradient = prior.times(jax.tree.map(jnp.subtract, q.mean, prior.mean))
+            return gradient, prior.prior_curvature(q.structure, q.mean)
+        if isinstance(q, Product):  # block by block, each in its own terms
+            parts = {name: Prior(prior.blocks[name]).derivatives(block) for name, block in q.blocks.items()}
+            return {name: part[0] for name, part in parts.items()}, {name: part[1] for name, part in parts.items()}
+        # −log p = −⟨λ₀, T⟩ − log h + A(λ₀): the gradient in μ is −λ₀, less h's where h is not constant.
+        gradient = jax.tree.map(jnp.negative, prior.natural())
+        if not q.constant_base():
+            base = q.natural_gradient(lambda r: r.expected_log_base())
+            gradient = jax.tree.map(jnp.subtract, gradient, base)
+        return gradient, None
+
+    def _same(self, q: Any) -> Any:
+        if isinstance(q, GaussianFamily) and isinstance(self.family, GaussianFamily):
+            shapes = [[leaf.shape for leaf in jax.tree.leaves(family.mean)] for family in (self.family, q)]
+            if shapes[0] != shapes[1]:
+                raise ValueError(
+                    f"The prior is over shapes {shapes[0]} and q over {shapes[1]}: give a prior of the parameters' own "
+                    "shape, or regularizer=δ for N(0, 1/δ) on every entry."
+                )
+            return q
+        if type(q) is not type(self.family):
+            raise ValueError(
+                f"The prior is a {type(self.family).__name__} and q a {type(q).__name__}: with a q that is not "
+                "Gaussian the prior must be of the same family. Put −log p(θ) into the loss instead."
+            )
+        return q
+
+
+class Penalty(Regularizer):
+    """Any function R(θ): an unnormalised regularizer, so bounds hold up to a constant."""
+
+    function: Callable[[PyTree], Any] = eqx.field(static=True)
+
+    def normalized(self, q: Any) -> bool:
+        return False
+
+    def at_mean(self, q: Any) -> Array:
+        return jnp.asarray(self.function(_gaussian(q).mean))
+
+    def expected(self, q: Any) -> Array:
+        """R(m) + ½tr(∇²R(m) S⁻¹), of which the step's gradient and curvature are the derivatives."""
+        curvature = self.derivatives(q)[1]
+        return self.at_mean(q) + (0.0 if curvature is None else 0.5 * q.trace(curvature))
+
+    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+        q = _gaussian(q)
+        gradient = jax.grad(self.function)(q.mean)
+
+        def slope(vector: Array) -> Array:
+            return ravel(jax.grad(self.function)(unravel(vector, q.mean)))
+
+        if q.structure.name == "none":
+            return gradient, None
+        if q.structure.name == "diagonal":
+            return gradient, unravel(slope_diagonal(slope, ravel(q.mean)), q.mean)
+        return gradient, q.structure.of_matrix(jax.jacfwd(slope)(ravel(q.mean)), q.mean)
+
+
+def _gaussian(q: Any) -> Any:
+    if not isinstance(q, GaussianFamily):
+        raise ValueError(
+            f"regularizer= is differentiated at a mean, so it needs a Gaussian q, not a {type(q).__name__}: "
+            "give prior= a member of the same family, or put the term into the loss."
+        )
+    return q
+
+
+def _gaussian_blocks(q: Product) -> list[Any]:
+    return [block for block in q.blocks.values() if isinstance(block, GaussianFamily)]
+
+
+def _by_block(q: Product, derivatives: Callable[[Any], tuple[PyTree, Any]]) -> tuple[PyTree, Any]:
+    """Derivatives of the Gaussian blocks, and zeros for the others."""
+    found = {
+        name: derivatives(block)
+        if isinstance(block, GaussianFamily)
+        else (jax.tree.map(jnp.zeros_like, block.natural()), None)
+        for name, block in q.blocks.items()
+    }
+    return {name: pair[0] for name, pair in found.items()}, {name: pair[1] for name, pair in found.items()}
+
+
+def as_regularizer(regularizer: Any, prior: Any) -> Regularizer:
+    """The regularizer that a user's `regularizer=` or `prior=` stands for."""
+    if regularizer is not None and prior is not None:
+        raise ValueError("Give either prior= (a family) or regularizer= (a number or a function), not both.")
+    if prior is not None:
+        if isinstance(prior, dict) and prior and all(isinstance(block, Family) for block in prior.values()):
+            prior = Product(prior)
+        if not isinstance(prior, Family):
+            raise ValueError(
+                f"prior= takes a family such as DiagonalGaussian(zeros, ones), got {type(prior).__name__}. A "
+                "number or a function goes to regularizer=."
+            )
+        return Prior(prior)
+    if regularizer is None:
+        return Flat()
+    if isinstance(regularizer, Regularizer):
+        return regularizer
+    if isinstance(regularizer, ExponentialFamily):
+        raise ValueError("regularizer= takes a number or a function; give a family to prior=.")
+    if callable(regularizer):
+        return Penalty(regularizer)
+    if isinstance(regularizer, dict):
+        if any(not isinstance(s, Tracer) and float(s) < 0 for s in jax.tree.leaves(regularizer)):
+            raise ValueError(
+                f"regularizer= has a precision for each leaf of the parameters: none negative, got {regularizer}."
+            )
+        return ByLeaf(regularizer)
+    if not isinstance(regularizer, Tracer) and float(regularizer) < 0:
+        raise ValueError(f"regularizer=δ is the precision of the prior N(0, 1/δ): not negative, got {regularizer}.")
+    if not isinstance(regularizer, Tracer) and float(regularizer) == 0:
+        return Flat()
+    return Isotropic(regularizer)

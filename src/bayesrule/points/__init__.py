@@ -1,0 +1,1 @@
+"""Where is the loss evaluated? One file for each kind of points."""

@@ -1,0 +1,42 @@
+"""Points for each block of a product by itself."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from .base import Points, PointSet
+
+
+class Each(Points):
+    """Points for each block of a `Product`: `Each({"w": Relaxed(1.0), "b": MonteCarlo(1)})`."""
+
+    blocks: dict[str, Points]
+    approximation: ClassVar[str] = "block by block"
+    meaning: ClassVar[str] = "each block at its own points"
+    chained: ClassVar[bool] = True
+
+    def __init__(self, blocks: dict[str, Points]):
+        if not blocks or not all(isinstance(points, Points) for points in blocks.values()):
+            raise ValueError("Each takes a dict with points for every block of a Product.")
+        self.blocks = {name: blocks[name] for name in sorted(blocks)}
+
+    @property
+    def random(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # if one of them is
+        return any(points.random for points in self.blocks.values())
+
+    def at(self, q: Any, key: Any) -> PointSet:
+        keys = [None] * len(self.blocks) if key is None else jax.random.split(key, len(self.blocks))
+        sets = {name: points.at(q.blocks[name], k) for k, (name, points) in zip(keys, self.blocks.items(), strict=True)}
+        count = max(spots.weights.shape[0] for spots in sets.values())
+        if any(spots.weights.shape[0] not in (1, count) for spots in sets.values()):
+            raise ValueError(f"The blocks need equally many points (or one), got {self}.")
+        many = lambda tree: jax.tree.map(lambda t: jnp.broadcast_to(t, (count, *t.shape[1:])), tree)
+        theta = {name: many(spots.theta) for name, spots in sets.items()}
+        factors = {name: many(spots.factors) for name, spots in sets.items()}
+        return PointSet(theta, jnp.full(count, 1 / count), factors)
+
+    def __repr__(self) -> str:
+        return f"Each({{{', '.join(f'{name!r}: {points!r}' for name, points in self.blocks.items())}}})"

@@ -1,0 +1,59 @@
+"""Points of a spike-and-slab q: dropout masks."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PyTree
+
+from ..steps.schedule import Number, number
+from .base import Points, PointSet
+
+
+class Masks(Points):
+    """Dropout: θ = z∘m with units z dropped at random, and z/π₁ on the derivatives (`eq:grad_loss`).
+
+    Within the slab it is the delta method. `relaxation` draws z by the Concrete relaxation, in (0, 1), which a
+    SpikeSlab needs in order to learn its keep probabilities.
+    """
+
+    relaxation: Any
+    samples: int = eqx.field(static=True)
+    approximation: ClassVar[str] = "Delta method, stochastic approx., responsibility approx."
+    meaning: ClassVar[str] = "θ = z∘m, units dropped where z = 0; derivatives weighted by z/π₁ (eq:grad_loss)"
+    chained: ClassVar[bool] = True
+    random: ClassVar[bool] = True
+    delta: ClassVar[bool] = True
+
+    def __init__(self, samples: int = 1, *, relaxation: Number | None = None):
+        if samples < 1:
+            raise ValueError(f"Masks takes a positive number of samples, got {samples}.")
+        self.samples = samples
+        self.relaxation = None if relaxation is None else number(relaxation, "The relaxation")
+
+    def at(self, q: Any, key: Any) -> PointSet:
+        if key is None:
+            raise ValueError("Masks are random: pass key=jax.random.key(…).")
+        if q.learnt and self.relaxation is None:
+            raise ValueError(
+                "A keep probability is learnt through the Concrete relaxation: use Masks(relaxation=0.1) points."
+            )
+        z = q.masks(q.uniform(key, (self.samples,)), self.relaxation)
+        return masked(q, z, self.relaxation)
+
+    def __repr__(self) -> str:
+        return f"Masks({self.samples}{'' if self.relaxation is None else f', relaxation={self.relaxation}'})"
+
+
+def masked(q: Any, z: PyTree, relaxation: Any = None, weights: Array | None = None) -> PointSet:
+    """The points z∘m for masks with a leading axis, with their weights z/π₁ and slopes ∂z/∂π₁."""
+    count = jax.tree.leaves(z)[0].shape[0]
+    theta = jax.tree.map(lambda z, m: z * m, z, q.slab.mean)
+    factors = jax.tree.map(lambda z, k: z / k, z, q.keep)
+    slopes = None
+    if relaxation is not None:
+        slopes = jax.tree.map(lambda z, k: z * (1 - z) / (relaxation * jnp.where(k < 1, k * (1 - k), 1)), z, q.keep)
+    return PointSet(theta, jnp.full(count, 1 / count) if weights is None else weights, (factors, slopes))

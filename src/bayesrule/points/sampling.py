@@ -1,0 +1,113 @@
+"""Points drawn from q: independent draws, and quasi-Monte Carlo points."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, ClassVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ..families.gaussian.base import GaussianFamily
+from .base import Points, PointSet
+from .gaussian_outputs import _check_linear, _factor
+
+
+class MonteCarlo(Points):
+    """`samples` draws from q, equally weighted; `antithetic` draws come in mirrored pairs m ± ε.
+
+    `scan` looks at them one after another (one pair after another) instead of all at once, so that memory does not
+    grow with their number. A Gaussian's noise comes from the library's own counter-based stream, which XLA fuses into
+    the step (`bayesrule.numerics.random`); `generator="standard"` takes it from `jax.random.normal`.
+    """
+
+    samples: int = eqx.field(static=True)
+    antithetic: bool = eqx.field(static=True)
+    scan: bool = eqx.field(static=True)
+    generator: str = eqx.field(static=True)
+    approximation: ClassVar[str] = "Monte Carlo"
+    meaning: ClassVar[str] = "E_q f(θ) ≈ the mean of f over draws from q"
+    random: ClassVar[bool] = True
+
+    def __init__(self, samples: int = 1, *, antithetic: bool = False, scan: bool = False, generator: str = "counter"):
+        if samples < 1 or (antithetic and samples % 2):
+            raise ValueError(f"MonteCarlo takes a positive number of samples (even if antithetic), got {samples}.")
+        if generator not in ("counter", "standard"):
+            raise ValueError(f'generator= is "counter" or "standard", got {generator!r}.')
+        self.samples, self.antithetic, self.scan, self.generator = samples, antithetic, scan, generator
+
+    @property
+    def parts(self) -> int:
+        return self.samples // (2 if self.antithetic else 1) if self.scan else 1
+
+    def part(self, q: Any, key: Any) -> PointSet:
+        return self._drawn(q, key, self.samples // self.parts)
+
+    def at(self, q: Any, key: Any) -> PointSet:
+        return self._drawn(q, key, self.samples)
+
+    def _drawn(self, q: Any, key: Any, count: int) -> PointSet:
+        if key is None:
+            raise ValueError("MonteCarlo points are random: pass key=jax.random.key(…).")
+        weights = jnp.full(count, 1 / count)
+        if self.antithetic and not q.symmetric:
+            name = type(q).__name__
+            raise ValueError(f"Antithetic pairs mirror a symmetric q, and a {name} is not: use MonteCarlo().")
+        shape = (count // 2 if self.antithetic else count,)
+        if isinstance(q, GaussianFamily):
+            half = q.drawn(key, shape, standard=self.generator == "standard")
+        else:
+            half = q.sample(key, shape)
+        if self.antithetic:
+            half = jax.tree.map(lambda t, m: jnp.concatenate([t, 2 * m - t]), half, q.mean)
+        return PointSet(half, weights)
+
+    def __repr__(self) -> str:
+        extras = ["antithetic=True"] * self.antithetic + ["scan=True"] * self.scan
+        extras += ['generator="standard"'] * (self.generator == "standard")
+        return f"MonteCarlo({', '.join([str(self.samples), *extras])})"
+
+
+class QuasiMonteCarlo(Points):
+    """`samples` points that fill the space evenly (Sobol's, in mirrored pairs), the same ones at every step.
+
+    Where the objective says `linear=True` they are points of each example's outputs, which are few: so a softmax of ten
+    classes is averaged without noise. Else they are points of θ.
+    """
+
+    samples: int = eqx.field(static=True)
+    approximation: ClassVar[str] = "quasi-Monte Carlo"
+    meaning: ClassVar[str] = "E_q f(θ) ≈ the mean of f over evenly spread points"
+
+    def __init__(self, samples: int = 64):
+        if samples < 2 or samples % 2:
+            raise ValueError(f"QuasiMonteCarlo takes an even number of points, got {samples}.")
+        self.samples = samples
+
+    def at(self, q: Any, key: Any) -> PointSet:
+        noise, weights = even_noise(self.samples, q.noise_size)
+        noise = jnp.asarray(noise, jnp.result_type(*jax.tree.leaves(q.mean)))
+        return PointSet(q.transformed(noise), jnp.asarray(weights))
+
+    def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Any) -> tuple[Array, Array]:
+        _check_linear(q)
+        noise, weights = even_noise(self.samples, center.shape[1])
+        factor = _factor(q.output_covariance(jacobian))
+        return center + jnp.einsum("bkl,sl->sbk", factor, jnp.asarray(noise, center.dtype)), jnp.asarray(weights)
+
+    def __repr__(self) -> str:
+        return f"QuasiMonteCarlo({self.samples})"
+
+
+@cache
+def even_noise(samples: int, dimensions: int) -> tuple[np.ndarray, np.ndarray]:
+    """Normal noise from Sobol's points, mirrored, with unit variances; and equal weights."""
+    from scipy.stats import norm, qmc
+
+    count = 1 << (samples // 2 - 1).bit_length()
+    half = norm.ppf(qmc.Sobol(dimensions, scramble=True, rng=0).random(count))[: samples // 2]
+    noise = np.concatenate([half, -half])
+    return noise / np.sqrt(np.mean(noise**2, axis=0)), np.full(samples, 1 / samples)

@@ -1,0 +1,185 @@
+"""Deep-learning algorithms beside optax, and beside their published equations in NumPy with the same noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ..gallery.trace import walked
+from ..numerics.random import normals
+from ..objectives.objective import Objective
+from ..rule.rule import Rule
+from .check import apart, check
+
+STEPS, BATCH, ROWS = 50, 8, 40
+
+
+def _rows() -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    x = random.normal(size=(ROWS, 4))
+    return x, np.sin(x @ [1.0, -2.0, 0.5, 0.3])
+
+
+def _order() -> np.ndarray:
+    """The rows of each mini-batch."""
+    random = np.random.default_rng(1)
+    return np.stack([random.permutation(ROWS)[:BATCH] for _ in range(STEPS)])
+
+
+def _weights() -> dict[str, np.ndarray]:
+    random = np.random.default_rng(2)
+    return {"v": 0.5 * random.normal(size=(3, 1)), "w": 0.5 * random.normal(size=(4, 3))}
+
+
+def _network(params: Any, example: Any) -> jax.Array:
+    """The squared error of a network with three hidden units."""
+    x, y = example
+    return 0.5 * (jnp.sum(jnp.tanh(x @ params["w"]) @ params["v"]) - y) ** 2
+
+
+def _flat(params: Any) -> np.ndarray:
+    return np.concatenate([np.reshape(params[name], (len(params[name]), -1)) for name in sorted(params)], axis=1)
+
+
+def _beside_optax(
+    rule: Rule,
+    transformation: optax.GradientTransformation,
+    *,
+    looked: Callable[[Any, Any], Any] = lambda params, extra: params,
+    pulled: Callable[[Any, Any], Any] = lambda gradient, extra: gradient,
+    extra: Any = None,
+    read: Callable[[Any], Any] = lambda q: q.mean,
+    keys: Any = None,
+) -> float:
+    """Every iterate of the rule against optax's on the mean loss of the same mini-batches. The gradient is taken at
+    `looked(params, extra)`, and goes through `pulled`."""
+    x, y = _rows()
+    batches, start = (x[_order()], y[_order()]), jax.tree.map(jnp.asarray, _weights())
+
+    def body(carry: tuple, turn: tuple) -> tuple:
+        (params, memory), (batch, more) = carry, turn
+        mean = lambda p: jnp.mean(jax.vmap(lambda e: _network(p, e))(batch))
+        gradient = pulled(jax.grad(mean)(looked(params, more)), more)
+        updates, memory = transformation.update(gradient, memory, params)
+        params = optax.apply_updates(params, updates)
+        return (params, memory), params
+
+    first = (start, transformation.init(start))
+    expected = jax.jit(lambda turns: jax.lax.scan(body, first, turns)[1])((batches, extra))
+    found = walked(rule, Objective(_network, size=ROWS), start, steps=STEPS, batches=batches, keys=keys, read=read)
+    begun = _flat({name: leaf[None] for name, leaf in start.items()})
+    return apart(_flat(found), _flat(expected), begun)
+
+
+@check("optax.sgd, 50 mini-batches of a small network", 1e-12)
+def sgd(rule: Rule) -> float:
+    """The means are optax's parameters."""
+    return _beside_optax(rule, optax.sgd(0.1))
+
+
+@check("optax.adam, 50 mini-batches of a small network", 1e-12)
+def adam(rule: Rule) -> float:
+    """The means are optax's parameters."""
+    return _beside_optax(rule, optax.adam(1e-3))
+
+
+@check("optax.sgd on masked weights, the same masks, 50 mini-batches", 1e-12)
+def dropout(rule: Rule) -> float:
+    """Units are kept where a uniform number is below 0.9; the gradient at z∘θ comes back times z/0.9."""
+    keys, keep, shapes = jax.random.split(jax.random.key(3), STEPS), 0.9, {"v": (3, 1), "w": (4, 1)}
+
+    @jax.jit
+    @jax.vmap
+    def masks(key: Any) -> Any:
+        each = zip(shapes.items(), jax.random.split(key, 2), strict=True)
+        return {name: 1.0 * (jax.random.uniform(k, shape, float) < keep) for (name, shape), k in each}
+
+    drawn = masks(jax.random.clone(keys))
+    looked = lambda params, z: jax.tree.map(jnp.multiply, params, z)
+    pulled = lambda gradient, z: jax.tree.map(lambda g, z: g * z / keep, gradient, z)
+    read = lambda q: q.slab.mean
+    return _beside_optax(rule, optax.sgd(0.1), looked=looked, pulled=pulled, extra=drawn, read=read, keys=keys)
+
+
+@check("optax.sgd on latent weights, gradients at their signs, 50 batches", 1e-12)
+def straight_through(rule: Rule) -> float:
+    """BinaryConnect: λ are the latent weights, and SGD moves them by the gradient at sign(λ)."""
+    signs = lambda params, _: jax.tree.map(lambda p: jnp.where(p >= 0, 1.0, -1.0), params)
+    return _beside_optax(rule, optax.sgd(0.1), looked=signs, read=lambda q: q.natural())
+
+
+# Logistic regression, whose gradients are short enough to write down.
+
+SIZE, PRIOR = 60, 2.5
+
+
+def _labelled() -> tuple[np.ndarray, np.ndarray]:
+    x = np.random.default_rng(4).normal(size=(SIZE, 3))
+    return x, np.sign(x @ [1.5, -1.0, 0.3] + 0.3)
+
+
+def _logistic(w: jax.Array, example: tuple) -> jax.Array:
+    x, y = example
+    return jnp.logaddexp(0.0, -y * (x @ w))
+
+
+def _gradients(w: np.ndarray) -> np.ndarray:
+    """Every example's gradient at w, (N, 3)."""
+    x, y = _labelled()
+    return (-y / (1 + np.exp(y * (x @ w))))[:, None] * x
+
+
+def _gauss_newton(rule: Rule, *, variational: bool) -> float:
+    """θ = m + ε/√S (or m); u ← β₁u + (1−β₁)ĝ(θ); v ← β₂v + (1−β₂)·mean ĝᵢ(θ)²; m ← m − α(û + δm/N)/(v + δ/N) and
+    S = Nv + δ (Khan et al., 2018; Osawa et al., 2019), with v from 1 and α = 0.01·(1 + δ/N)."""
+    first, second, ridge = 0.9, 0.999, PRIOR / SIZE
+    rate, start, keys = 1e-2 * (1 + ridge), np.array([0.1, -0.2, 0.3]), jax.random.split(jax.random.key(5), STEPS)
+    draw = lambda key: normals(key, jnp.zeros(3), (1,))[0]
+    noise = np.asarray(jax.jit(jax.vmap(draw))(jax.random.clone(keys))) if variational else np.zeros((STEPS, 3))
+    mean, u, v, means, precisions = start, np.zeros(3), np.ones(3), [], []
+    for count, epsilon in enumerate(noise, start=1):
+        each = _gradients(mean + epsilon / np.sqrt(SIZE * v + PRIOR))
+        u = first * u + (1 - first) * each.mean(axis=0)
+        v = second * v + (1 - second) * np.mean(each**2, axis=0)
+        mean = mean - rate * (u / (1 - first**count) + ridge * mean) / (v + ridge)
+        means.append(mean)
+        precisions.append(SIZE * v + PRIOR)
+    objective = Objective(_logistic, size=SIZE, regularizer=PRIOR)
+    read = lambda q: (q.mean, q.precision)
+    found = walked(rule, objective, jnp.asarray(start), steps=STEPS, data=_labelled(), keys=keys, read=read)
+    return max(apart(found[0], means, start), apart(found[1], precisions, SIZE + PRIOR))
+
+
+@check("its published equations in NumPy, 50 steps", 1e-12)
+def ogn(rule: Rule) -> float:
+    """Gradients at the mean."""
+    return _gauss_newton(rule, variational=False)
+
+
+@check("its published equations in NumPy with the same noise, 50 steps", 1e-12)
+def vogn(rule: Rule) -> float:
+    """Gradients at a draw from q."""
+    return _gauss_newton(rule, variational=True)
+
+
+@check("its published equations in NumPy with the same noise, 50 steps", 1e-12)
+def bayesbinn(rule: Rule) -> float:
+    """θ = tanh(λ + δ) with δ half a logistic number; s = (1 − θ²)/(1 − tanh²λ); λ ← (1 − ρ)λ − ρ s∘Σ∇ℓᵢ(θ)
+    (Meng et al., 2020, at temperature 1)."""
+    rate, start, keys = 1e-4, np.array([0.5, -0.4, 0.1]), jax.random.split(jax.random.key(6), STEPS)
+    draw = lambda key: 0.5 * jax.random.logistic(jax.random.split(key, 1)[0], (1, 3), float)[0]
+    noise = np.asarray(jax.jit(jax.vmap(draw))(jax.random.clone(keys)))
+    natural, expected = start, []
+    for delta in noise:
+        theta = np.tanh(natural + delta)
+        scale = (1 - theta**2) / (1 - np.tanh(natural) ** 2)
+        natural = (1 - rate) * natural - rate * scale * _gradients(theta).sum(axis=0)
+        expected.append(natural)
+    objective, read = Objective(_logistic, size=SIZE), lambda q: q.natural()
+    found = walked(rule, objective, jnp.asarray(start), steps=STEPS, data=_labelled(), keys=keys, read=read)
+    return apart(found, expected, start)

@@ -1,0 +1,1 @@
+"""The update, written once: measure, form, guard, keep."""

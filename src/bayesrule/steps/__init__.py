@@ -1,0 +1,1 @@
+"""How far does a step go, and what keeps λ inside Ω?"""

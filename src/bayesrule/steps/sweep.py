@@ -1,0 +1,69 @@
+"""The order in which a model's blocks take their steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+
+from .schedule import Number, number
+
+
+class Sweep(eqx.Module):
+    """Blocks in turn instead of all at once: each sees where those before it have gone.
+
+    `order` lists the blocks, or groups of them that move together; by default every block by itself, local ones first;
+    "parallel" is one group. With `local` the local blocks take whole steps, ρ = 1, whatever the rate (SVI): so many of
+    them, or fewer if the mean change of λ in every row falls below `tolerance`; with `together` that many rows at a
+    time, each group until its own rows have settled. `peaks` is the same for blocks that are read at their peak, whose
+    M-step may take several of Newton's.
+    """
+
+    tolerance: Any
+    order: tuple[tuple[str, ...], ...] | str | None = eqx.field(static=True)
+    local: int | None = eqx.field(static=True)
+    together: int | None = eqx.field(static=True)
+    peaks: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        order: Sequence[str | Sequence[str]] | str | None = None,
+        *,
+        local: int | None = None,
+        together: int | None = None,
+        peaks: int = 1,
+        tolerance: Number = 0.0,
+    ):
+        if isinstance(order, str) and order != "parallel":
+            raise ValueError(f'order= lists blocks, or is "parallel", got {order!r}.')
+        if peaks < 1 or (local is not None and local < 1) or (together is not None and together < 1):
+            raise ValueError(
+                f"A sweep takes at least one step in every block, of one row or more together, got local={local}, "
+                f"peaks={peaks}, together={together}."
+            )
+        self.order = None if order is None else "parallel"
+        if order is not None and not isinstance(order, str):
+            self.order = tuple((group,) if isinstance(group, str) else tuple(group) for group in order)
+        self.local, self.together, self.peaks = local, together, peaks
+        self.tolerance = number(tolerance, "The tolerance")
+
+    def groups(self, blocks: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+        """The groups of blocks in turn."""
+        if self.order is None:
+            return tuple((name,) for name in blocks)
+        if isinstance(self.order, str):
+            return (tuple(blocks),)
+        named = [name for group in self.order for name in group]
+        if set(named) != set(blocks):
+            raise ValueError(f"The sweep goes over {named}, and the model's blocks are {list(blocks)}.")
+        return self.order
+
+    def __str__(self) -> str:
+        turn = lambda group: "+".join(group)
+        said = "block by block" if self.order is None else "all blocks at once"
+        if isinstance(self.order, tuple):
+            said = f"in turn {', '.join(map(turn, self.order))}"
+        if self.local is not None:
+            said += ", ρ = 1 in local blocks" + (f" (up to {self.local} steps)" if self.local > 1 else "")
+        return said + (f", up to {self.peaks} steps at a peak" if self.peaks > 1 else "")

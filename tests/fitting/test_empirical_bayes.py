@@ -1,0 +1,160 @@
+"""Prior and noise learnt by the bound: scikit-learn's evidence maximum, and the top of a curve."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import multivariate_normal
+from sklearn.datasets import load_breast_cancer, load_diabetes
+from sklearn.linear_model import BayesianRidge
+
+import bayesrule as blr
+from bayesrule.models.regression import regression, zeros
+from bayesrule.objectives.regularizers import as_regularizer
+
+
+def product(w, x):
+    return x @ w
+
+
+def logistic(output, y):
+    return jnp.logaddexp(0.0, output) - y * output
+
+
+def test_ridge_is_scikit_learns_evidence_maximum():
+    """BayesianRidge with flat hyper-priors maximises the same evidence by MacKay's fixed point."""
+    x, y = load_diabetes(return_X_y=True)
+    y = y - y.mean()
+    flat = dict.fromkeys(("alpha_1", "alpha_2", "lambda_1", "lambda_2"), 0.0)
+    peer = BayesianRidge(fit_intercept=False, tol=1e-14, max_iter=10_000, compute_score=True, **flat).fit(x, y)
+
+    def build(hyper):
+        def squared(f, t):
+            return 0.5 * hyper["noise"] * (f - t) ** 2 - 0.5 * jnp.log(hyper["noise"] / (2 * jnp.pi))
+
+        return blr.Objective(squared, output=product, linear=True, size=len(y), regularizer=hyper["prior"])
+
+    found = blr.empirical_bayes(blr.laplace(), build, {"noise": 1e-3, "prior": 1e-3}, jnp.zeros(10), (x, y))
+    assert found.converged
+    np.testing.assert_allclose(found.hyper["noise"], peer.alpha_, rtol=1e-6)
+    np.testing.assert_allclose(found.hyper["prior"], peer.lambda_, rtol=1e-5)
+    np.testing.assert_allclose(found.result.bound, peer.scores_[-1], rtol=1e-10)
+    np.testing.assert_allclose(found.result.q.mean, peer.coef_, rtol=1e-4)
+
+
+RULES = {
+    "laplace": blr.laplace(),
+    "variational": blr.newton(0.7).replace(points=blr.Quadrature(20), curvature=blr.Stein()),
+}
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("name", RULES)
+def test_the_bound_is_highest_where_it_stopped(name):
+    x, y = load_breast_cancer(return_X_y=True)
+    x, y = (x - x.mean(0)) / x.std(0), y.astype(float)
+    x[7] = 0.0  # a row of zeros has no spread, and does no harm
+
+    def build(prior):
+        return blr.Objective(logistic, output=product, linear=True, size=len(y), regularizer=prior)
+
+    found = blr.empirical_bayes(RULES[name], build, 1.0, jnp.zeros(30), (x, y), tolerance=1e-9)
+    assert found.converged
+    assert np.isfinite(found.hyper)
+    bound = {}
+    for factor in (0.9, 1.0, 1.1):
+        at = blr.fit(RULES[name], build(factor * found.hyper), found.result.q, (x, y), steps=50, tolerance=1e-10)
+        bound[factor] = at.bound
+    assert bound[0.9] < bound[1.0] > bound[1.1]
+    # The top of the parabola through the three lies within 1 % of where the search stopped.
+    slope = (bound[1.1] - bound[0.9]) / 2
+    bend = bound[1.1] + bound[0.9] - 2 * bound[1.0]
+    assert abs(slope / bend) < 0.1
+
+
+def test_numbers_must_be_positive_and_random_points_need_a_key():
+    with pytest.raises(ValueError, match="positive"):
+        blr.empirical_bayes(blr.laplace(), lambda h: lambda x: h * jnp.sum(x**2), 0.0, jnp.zeros(1))
+    with pytest.raises(ValueError, match=r"key=jax\.random\.key"):
+        blr.empirical_bayes(blr.von(), lambda h: lambda x: h * jnp.sum(x**2), 1.0, jnp.zeros(1))
+
+
+def leaves(hyper):
+    return {"w": hyper["w"], "b": 0.0}
+
+
+def test_matched_ends_where_the_bound_is_highest():
+    x, y = load_breast_cancer(return_X_y=True)
+    x, y = (x - x.mean(0))[:, :5] / x.std(0)[:5], y.astype(float)
+    objective = regression("logistic", len(y))
+    rule = blr.von(0.7).replace(points=blr.Quadrature(20), guard=blr.Backtracking(monotone=True))
+    found = blr.matched(rule, objective, leaves, {"w": 1.0}, zeros(5), (x, y), tolerance=1e-10)
+    assert found.converged
+    bounds = [
+        blr.fit(
+            rule,
+            regression("logistic", len(y), leaves({"w": factor * found.hyper["w"]})),
+            found.result.q,
+            (x, y),
+            steps=50,
+            tolerance=1e-10,
+        ).bound
+        for factor in (0.9, 1.1)
+    ]
+    assert max(bounds) < found.result.bound
+
+
+def test_the_evidence_of_messages_is_the_marginal_likelihood():
+    """y = xw + noise with w ∼ N(0, 1/α): log N(y; 0, xxᵀ/α + 1), from the message of one Newton step."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(8, 2))
+    y = x @ [1.0, -0.5] + rng.normal(size=8)
+    loss = lambda f, y: 0.5 * (f - y) ** 2 + 0.5 * np.log(2 * np.pi)
+    objective = blr.Objective(loss, output=lambda w, x: x @ w, size=8, linear=True)
+    prior = lambda hyper: hyper["w"]
+    found = blr.matched(blr.newton(), objective, prior, {"w": 1.0}, jnp.zeros(2), (x, y), tolerance=1e-12)
+    log_likelihood = lambda strength: multivariate_normal(np.zeros(8), x @ x.T / strength + np.eye(8)).logpdf(y)
+    best = float(found.hyper["w"])
+    assert found.result.bound == pytest.approx(log_likelihood(best), rel=1e-8)
+    assert log_likelihood(best) > max(log_likelihood(0.95 * best), log_likelihood(1.05 * best))
+
+
+def test_a_regularizer_for_each_leaf():
+    q = blr.Gaussian({"w": jnp.array([1.0, -2.0]), "b": jnp.array(3.0)}, 2.0)
+    both = as_regularizer({"w": 0.5, "b": 0.25}, None)
+    prior = as_regularizer(
+        None, blr.DiagonalGaussian({"w": jnp.zeros(2), "b": 0.0}, {"w": jnp.full(2, 0.5), "b": 0.25})
+    )
+    assert both.normalized(q)
+    for part in ("at_mean", "expected"):
+        np.testing.assert_allclose(getattr(both, part)(q), getattr(prior, part)(q), rtol=1e-6)
+    jax.tree.map(np.testing.assert_allclose, both.derivatives(q), prior.derivatives(q))
+    alone = as_regularizer({"w": 0.5, "b": 0.0}, None)
+    assert not alone.normalized(q)
+    np.testing.assert_allclose(alone.at_mean(q), 0.25 * 5 + np.log(2 * np.pi) - np.log(0.5), rtol=1e-6)
+    with pytest.raises(ValueError, match="none negative"):
+        as_regularizer({"w": -1.0}, None)
+
+
+def test_features_that_outputs_share_are_their_jacobians():
+    rng = np.random.default_rng(0)
+    x, y = jnp.asarray(rng.normal(size=(30, 3))), jnp.asarray(rng.integers(0, 4, 30))
+    q = blr.Gaussian(zeros(3, 3), jnp.asarray(np.eye(12) + 0.1))
+    shared = regression("softmax", 30, 1.0)
+    written = blr.Objective(shared.loss, output=shared.output, linear=True, size=30, regularizer=1.0)
+    for points in (blr.Delta(), blr.QuasiMonteCarlo(16), blr.Quadrature(4), blr.MonteCarlo(8)):
+        rule = blr.newton(0.5).replace(points=points)
+        steps = [
+            rule.step(objective, rule.init(q, objective), (x, y), jax.random.key(0))[0].q
+            for objective in (shared, written)
+        ]
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *steps)
+
+
+def test_evenly_spread_points_average_as_quadrature_does():
+    q = blr.Gaussian(jnp.array([0.3, -0.2]), jnp.array([[2.0, 0.5], [0.5, 1.0]]))
+    spots = blr.QuasiMonteCarlo(512).at(q, None)
+    theirs = blr.Quadrature(20).at(q, None)
+    f = lambda theta: jnp.tanh(theta[..., 0] + theta[..., 1] ** 2)
+    assert float(spots.weights @ f(spots.theta)) == pytest.approx(float(theirs.weights @ f(theirs.theta)), abs=5e-3)
+    np.testing.assert_allclose(spots.weights @ spots.theta, q.mean, atol=1e-6)  # mirrored

@@ -1,0 +1,89 @@
+"""Predictive densities of components against SciPy's, their moments against draws, and rows with holes by hand."""
+
+import numpy as np
+import pytest
+from numpy.testing import assert_allclose
+from scipy import stats
+
+from bayesrule.families.dirichlet import Dirichlet
+from bayesrule.families.gamma import Gamma, NormalGamma
+from bayesrule.families.point_mass import Peak
+from bayesrule.families.wishart import NormalWishart, Wishart
+from bayesrule.models.component_predictive import predictive
+from bayesrule.models.factor_analysis_missing import filled, log_likelihoods, scores
+
+RANDOM = np.random.default_rng(0)
+ROWS = RANDOM.normal(size=(6, 2))
+SCALE = np.array([[1.0, 0.3], [0.3, 0.5]])
+FULL = NormalWishart(np.array([[1.0, 2.0]]), np.array([2.0]), np.array([6.0]), SCALE[None])
+DIAGONAL = NormalGamma(np.array([[1.0, 2.0]]), np.array([[2.0, 3.0]]), np.array([[2.5, 3.0]]), np.array([[1.0, 4.0]]))
+COUNTS = Gamma(np.array([[2.0, 5.0]]), np.array([[1.0, 0.5]]))
+
+
+def entries(made):
+    return sum(made(d).logpdf(ROWS[:, d]) for d in range(2))
+
+
+def test_gaussian_components_are_student_t():
+    found = predictive(FULL).log_prob(ROWS)[:, 0]
+    expected = stats.multivariate_t([1.0, 2.0], np.linalg.inv(SCALE) * 1.5 / 5, df=5).logpdf(ROWS)
+    assert_allclose(found, expected, rtol=1e-12)
+    a, b, k, m = (np.asarray(getattr(DIAGONAL, name))[0] for name in ("shape", "rate", "count", "mean"))
+    by_entry = entries(lambda d: stats.t(2 * a[d], m[d], np.sqrt(b[d] * (k[d] + 1) / (a[d] * k[d]))))
+    assert_allclose(predictive(DIAGONAL).log_prob(ROWS)[:, 0], by_entry, rtol=1e-12)
+
+
+def test_at_a_peak_they_are_gaussian():
+    at = Peak(FULL).mean
+    expected = stats.multivariate_normal(at["mean"][0], np.linalg.inv(at["precision"][0])).logpdf(ROWS)
+    assert_allclose(predictive(Peak(FULL)).log_prob(ROWS)[:, 0], expected, rtol=1e-12)
+    at = Peak(DIAGONAL).mean
+    by_entry = entries(lambda d: stats.norm(at["mean"][0, d], at["precision"][0, d] ** -0.5))
+    assert_allclose(predictive(Peak(DIAGONAL)).log_prob(ROWS)[:, 0], by_entry, rtol=1e-12)
+
+
+def test_counts_and_categories():
+    rows = RANDOM.poisson(3.0, (6, 2)).astype(float)
+    expected = stats.nbinom(2, 0.5).logpmf(rows[:, 0]) + stats.nbinom(5, 1 / 3).logpmf(rows[:, 1])
+    assert_allclose(predictive(COUNTS).log_prob(rows)[:, 0], expected, rtol=1e-12)
+    rates = np.asarray(Peak(COUNTS).mean)[0]
+    assert_allclose(predictive(Peak(COUNTS)).log_prob(rows)[:, 0], stats.poisson(rates).logpmf(rows).sum(1))
+    table = predictive(Dirichlet(np.array([[1.0, 3.0], [2.0, 2.0]])))
+    assert_allclose(np.exp(table.log_prob(np.array([1.0, np.nan]))), [[0.75, 0.5], [1.0, 1.0]])
+
+
+@pytest.mark.parametrize("block", [FULL, DIAGONAL, COUNTS, Peak(FULL), Peak(DIAGONAL), Peak(COUNTS)])
+def test_moments_are_those_of_draws(block):
+    found, size = predictive(block), 100_000
+    drawn = found.sample(np.random.RandomState(0), np.zeros(size, int))
+    assert_allclose(drawn.mean(0), found.mean[0], atol=5 * np.sqrt(found.variance[0].max() / size))
+    assert_allclose(drawn.var(0), found.variance[0], rtol=0.1)
+
+
+def test_what_is_missing_counts_for_nothing():
+    holes = np.array([[np.nan, 1.0], [np.nan, np.nan]])
+    assert_allclose(predictive(FULL).log_prob(holes), 0)
+    found = predictive(DIAGONAL).log_prob(holes)[:, 0]
+    assert_allclose(found[0], stats.t(6, 2.0, np.sqrt(4 * 4 / (3 * 3))).logpdf(1.0))
+    assert found[1] == 0
+    with pytest.raises(ValueError, match="Wishart block is not known"):
+        predictive(Wishart(6.0, SCALE))
+
+
+def test_rows_with_holes():
+    loadings, noise = RANDOM.normal(size=(4, 2)), np.array([0.5, 1.0, 2.0, 0.1])
+    covariance = loadings @ loadings.T + np.diag(noise)
+    rows = np.where(RANDOM.uniform(size=(9, 4)) < 0.3, np.nan, RANDOM.normal(size=(9, 4)))
+    rows[0], rows[1] = np.nan, [1.0, 2.0, 3.0, 4.0]
+    for n, row in enumerate(rows):
+        there = ~np.isnan(row)
+        own = covariance[np.ix_(there, there)]
+        gain = np.linalg.solve(own, row[there]) if there.any() else np.zeros(0)
+        assert_allclose(scores(rows, loadings, noise)[n], loadings[there].T @ gain, atol=1e-12)
+        expected = np.where(there, row, covariance[:, there] @ gain)
+        assert_allclose(filled(rows, loadings, noise)[n], expected, atol=1e-12)
+        density = stats.multivariate_normal(np.zeros(there.sum()), own).logpdf(row[there]) if there.any() else 0.0
+        assert_allclose(log_likelihoods(rows, loadings, noise)[n], density, atol=1e-12)
+    spread = np.broadcast_to(0.1 * np.eye(2), (4, 2, 2))
+    doubtful = np.linalg.norm(scores(rows[1:2], loadings, noise, spread))
+    assert doubtful < np.linalg.norm(scores(rows[1:2], loadings, noise))
