@@ -107,8 +107,8 @@ def facts(name):
             "gradient": q._symmetric(jax.grad(lambda x: jnp.sum(q.log_partition(x)))(natural)),
             "fisher": q.fisher(),
             "vector": vector,
-            "lowered": q.coordinates(q.lowered(tree)),
-            "raised": q.coordinates(q.raised(tree)),
+            "fisher_product": q.coordinates(q.fisher_product(tree)),
+            "to_natural_gradient": q.coordinates(q.to_natural_gradient(tree)),
             "in expectation": in_expectation(functional),
             "natural gradient": q.natural_gradient(functional),
             "base": constant if q.constant_base() else in_expectation(lambda q: q.expected_log_base()),
@@ -171,8 +171,8 @@ def test_the_fisher_is_the_covariance_of_the_statistics(name):
 
 def test_lowered_and_raised_are_the_fisher_and_its_inverse(name):
     found = facts(name)
-    close(found["lowered"], found["fisher"] @ found["vector"], 1e-10)
-    close(found["raised"], np.linalg.solve(found["fisher"], found["vector"]), 1e-9)
+    close(found["fisher_product"], found["fisher"] @ found["vector"], 1e-10)
+    close(found["to_natural_gradient"], np.linalg.solve(found["fisher"], found["vector"]), 1e-9)
 
 
 def test_the_natural_gradient_is_the_gradient_in_the_expectation(name):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import bayesrule as blr
-from bayesrule.families.start import Candidate
+from bayesrule.families.start import Start
 from bayesrule.models.landscapes import banana, funnel, himmelblau, landscapes, two_moons
 
 PLUS = jnp.eye(2) + 0.3
@@ -166,7 +166,7 @@ def test_all_global_minima_are_found(case):
     bounds = jnp.asarray(landscape.low), jnp.asarray(landscape.high)
     for seed in range(3):
         result = search(function, bounds=bounds, seed=seed, data=data)
-        assert int(result.state.found.measures) * (bounds[0].size + 4) < landscape.budget
+        assert int(result.state.search.measures) * (bounds[0].size + 4) < landscape.budget
         found = result.minima()
         positions = np.stack([minimum.position for minimum in found])
         assert landscape.peak_ratio(positions) == 1
@@ -244,7 +244,7 @@ def test_starts_may_be_given():
     assert blr.multimodal(0.8).init(jnp.array([[0, 1], [2, 3]])).q.components.mean.dtype == float
     state = blr.multimodal(0.8).init(starts)  # the box is theirs, and half as much again on either side
     width = jnp.max(starts, axis=0) - jnp.min(starts, axis=0)
-    np.testing.assert_allclose(state.found.high - state.found.low, 2 * width)
+    np.testing.assert_allclose(state.search.high - state.search.low, 2 * width)
     np.testing.assert_array_equal(state.q.components.mean, starts)
 
 
@@ -280,7 +280,7 @@ def test_a_full_memory_keeps_the_lowest():
     landscape = landscapes()[1]  # uneven decreasing maxima: five minima, one of them global
     bounds = jnp.asarray(landscape.low), jnp.asarray(landscape.high)
     result = search(landscape.function, bounds=bounds, memory=2, components=2, steps=120)
-    np.testing.assert_allclose(np.sort(result.state.found.value), [-1.0, -0.948], atol=2e-3)
+    np.testing.assert_allclose(np.sort(result.state.search.value), [-1.0, -0.948], atol=2e-3)
     assert landscape.peak_ratio(np.stack([m.position for m in result.minima()])) == 1
 
 
@@ -302,8 +302,8 @@ def test_collapsed_components_are_merged():
     rule = blr.multimodal(0.1, bounds=BOX)
     state = rule.init(starts, himmelblau, jax.random.key(0))
     after, _ = jitted(rule, himmelblau)(state, None, None)
-    assert after.found.masses.tolist() == [2.0, 1.0, 1.0]
-    assert int(after.found.seeds) == 1
+    assert after.search.masses.tolist() == [2.0, 1.0, 1.0]
+    assert int(after.search.seeds) == 1
     assert jnp.linalg.norm(after.q.components.mean[1] - after.q.components.mean[0]) > 0.5
     assert jnp.linalg.norm(after.q.components.mean[0] - starts[0]) < 0.5
 
@@ -313,7 +313,7 @@ def test_a_cooling_mixture_is_tempered_as_a_whole():
     q = blr.Mixture([0.4, 0.6], blr.Gaussian(jnp.array([[0.5, -1.0], [1.2, 0.3]]), jnp.stack([PLUS, 2 * PLUS])))
     cooling = blr.Steps(0.3, temperature=lambda count: jnp.where(count < 1, 1.0, 0.5), units="fraction")
     rule = blr.von().replace(family=blr.Mixture, points=blr.Quadrature(5), steps=cooling)
-    cold = q.sharpened(2.0)
+    cold = q.with_scaled_precision(2.0)
     state = dataclasses.replace(rule.init(q), count=jnp.asarray(1))
     after, _ = jitted(rule, lambda theta: -0.5 * cold.log_prob(theta))(state, None, None)
     np.testing.assert_allclose(after.q.weights, cold.weights, atol=1e-12)
@@ -368,7 +368,7 @@ def test_a_search_that_cannot_begin(choices, start, message):
 def test_a_search_needs_a_mixture_with_full_precisions(family):
     rule, curvature = blr.multimodal(0.5, bounds=BOX), blr.Hessian()
     if family is blr.DiagonalGaussian:
-        family, curvature = Candidate(blr.Mixture, component=family), blr.HessianDiagonal()
+        family, curvature = Start(blr.Mixture, component=family), blr.HessianDiagonal()
     with pytest.raises(ValueError, match="full precision"):
         rule.replace(family=family, curvature=curvature)
 

@@ -15,10 +15,10 @@ from ..families.gaussian.precision import FACTORED, Factored, Structure
 from ..objectives.batches import Microbatches
 from ..objectives.objective import as_objective
 from ..points.base import Points, PointSet
-from .measurement import Measured
+from .measurement import Measurement
 
 
-def averaged(measure: Callable[[PyTree], Measured], q: Any, points: Points, key: Any) -> Measured:
+def averaged(measure: Callable[[PyTree], Measurement], q: Any, points: Points, key: Any) -> Measurement:
     """Σ_s w_s measure(θ_s), each in the family's terms; points that are taken in turn one after another."""
     if points.parts == 1:
         return _at_once(measure, q, points.at(q, key))
@@ -26,22 +26,25 @@ def averaged(measure: Callable[[PyTree], Measured], q: Any, points: Points, key:
     return _in_turn(lambda k, _: _at_once(measure, q, points.part(q, k)), keys, None, threaded=False)
 
 
-def _at_once(measure: Callable[[PyTree], Measured], q: Any, spots: PointSet) -> Measured:
-    def pulled(theta: PyTree, factors: PyTree) -> Measured:
+def _at_once(measure: Callable[[PyTree], Measurement], q: Any, spots: PointSet) -> Measurement:
+    def in_step_terms(theta: PyTree, factors: PyTree) -> Measurement:
         found = measure(theta)
-        gradient, curvature = q.pulled(found.gradient, found.curvature, theta, factors)
-        tilt = q.tilt(theta)
+        gradient, curvature = q.to_step_terms(found.gradient, found.curvature, theta, factors)
+        latent_correction = q.latent_correction(theta)
         return dataclasses.replace(
-            found, gradient=gradient, curvature=curvature, tilt=None if tilt is None else Measured(*tilt)
+            found,
+            gradient=gradient,
+            curvature=curvature,
+            latent_correction=None if latent_correction is None else Measurement(*latent_correction),
         )
 
     if spots.weights.shape == (1,):  # no vmap over an axis of one: it would slow convolutions down
-        one = pulled(*jax.tree.map(lambda t: t[0], (spots.theta, spots.factors)))
+        one = in_step_terms(*jax.tree.map(lambda t: t[0], (spots.theta, spots.factors)))
         if not isinstance(one.curvature, Factored):
             return one
         stack = jax.tree.map(lambda x: x[None], one.curvature)
         return dataclasses.replace(one, curvature=q.structure.average(stack, spots.weights))
-    every = jax.vmap(pulled)(spots.theta, spots.factors)
+    every = jax.vmap(in_step_terms)(spots.theta, spots.factors)
     average = lambda tree: Structure().average(tree, spots.weights)
     curvature = None if every.curvature is None else q.structure.average(every.curvature, spots.weights)
     rest = dataclasses.replace(every, curvature=None)
@@ -55,16 +58,18 @@ def plus(q: Any, first: tuple[PyTree, Any], second: tuple[PyTree, Any]) -> tuple
     return gradient, curvature if curvature is None or curved is None else q.added(curvature, curved)
 
 
-def repelled(tilt: Any, curvature: Any, q: Any, points: Points, key: Any) -> Measured:
+def repelled(latent_correction: Any, curvature: Any, q: Any, points: Points, key: Any) -> Measurement:
     """E_q of −log r and of its derivatives, for a component of a mixture, at the points that the loss is looked at
     (over θ, also where the loss is looked at over linear outputs)."""
     again = None if key is None else jax.random.clone(key)  # the same points, on purpose
     if isinstance(q, GaussianFamily):
-        return averaged(lambda theta: Measured(*tilt.at(theta, q.structure)), q, points, again)
-    return curvature.measure(as_objective(lambda theta: tilt(theta)), q, points, None, None, again)
+        return averaged(lambda theta: Measurement(*latent_correction.at(theta, q.structure)), q, points, again)
+    return curvature.measure(as_objective(lambda theta: latent_correction(theta)), q, points, None, None, again)
 
 
-def accumulated(measure: Callable[[PyTree, PyTree, Any], Measured], batch: PyTree, aux: PyTree, key: Any) -> Measured:
+def accumulated(
+    measure: Callable[[PyTree, PyTree, Any], Measurement], batch: PyTree, aux: PyTree, key: Any
+) -> Measurement:
     """measure(batch, aux, key), where the parts of `Microbatches` are measured one after another."""
     if not isinstance(batch, Microbatches):
         return measure(batch, aux, key)
@@ -72,11 +77,13 @@ def accumulated(measure: Callable[[PyTree, PyTree, Any], Measured], batch: PyTre
     return _in_turn(lambda turn, aux: measure(turn[0], aux, turn[1]), (batch.parts(), keys), aux, threaded=True)
 
 
-def _in_turn(measure: Callable[[Any, PyTree], Measured], turns: PyTree, aux: PyTree, *, threaded: bool) -> Measured:
+def _in_turn(
+    measure: Callable[[Any, PyTree], Measurement], turns: PyTree, aux: PyTree, *, threaded: bool
+) -> Measurement:
     """The mean of what is measured in turn, with room for one at a time; `threaded` hands aux from each to the next."""
     count = jax.tree.leaves(turns)[0].shape[0]
 
-    def split(found: Measured) -> tuple[Measured, Any, PyTree]:
+    def split(found: Measurement) -> tuple[Measurement, Any, PyTree]:
         """What is added up, what is stacked (rows of outer products have no sum), and what is handed on."""
         rows = found.curvature if isinstance(found.curvature, Factored) else None
         summed = dataclasses.replace(

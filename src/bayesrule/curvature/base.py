@@ -14,7 +14,7 @@ from ..objectives.objective import Objective
 from ..points.base import Points
 from .average import accumulated, averaged
 from .linear_outputs import Outputs
-from .measurement import Measured
+from .measurement import Measurement
 
 
 class Curvature(eqx.Module):
@@ -32,7 +32,9 @@ class Curvature(eqx.Module):
     """Whether what it measured before is a part of what it measures now."""
 
     @abstractmethod
-    def measure(self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any) -> Measured:
+    def measure(
+        self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+    ) -> Measurement:
         """E_q ℓ and its derivatives, for the data's part of the objective."""
 
     def first(self, objective: Any, q: Any) -> PyTree:
@@ -67,10 +69,12 @@ class Pointwise(Curvature):
         return False
 
     @abstractmethod
-    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measured:
+    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
         """What is measured at one θ."""
 
-    def measure(self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any) -> Measured:
+    def measure(
+        self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+    ) -> Measurement:
         point_key, loss_key = keys(points, objective, key)
         if self.linear and objective.linear:
             line = objective.linearized(q.mean, batch, full=q.structure.name == "full")

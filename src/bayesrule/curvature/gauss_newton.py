@@ -16,8 +16,8 @@ from ..families.gaussian.precision import square_root
 from ..objectives.objective import Objective
 from .base import Pointwise
 from .gradient import sloped
-from .linear_outputs import Outputs, spread
-from .measurement import Measured
+from .linear_outputs import Outputs, broadcast_rows
+from .measurement import Measurement
 from .per_example import Kronecker, kronecker_factors, pulled_squares, second_moments, ways
 
 
@@ -47,22 +47,22 @@ class GaussNewton(Pointwise):
         way, where its gradient is made for every example (a few at a time)."""
         return ways(objective.example_loss, params, _independent(objective, batch, "GaussNewton")[0])
 
-    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measured:
+    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
         examples, scales = _independent(objective, batch, "GaussNewton")
         total = lambda values: jnp.sum(values * scales.astype(values.dtype))
         if q.structure.name == "diagonal":
             seen = second_moments(objective.example_loss, theta, examples, scales)
-            return Measured(total(seen.values), seen.gradient, seen.squares, aux)
+            return Measurement(total(seen.values), seen.gradient, seen.squares, aux)
         if q.structure.name == "kronecker":
             found = kronecker_factors(objective.example_loss, theta, examples, scales)
             curvature = _factors(q, theta, found.factors, jnp.sum(scales) / objective.size)
-            return Measured(total(found.values), found.gradient, curvature, aux)
+            return Measurement(total(found.values), found.gradient, curvature, aux)
         values, slopes = jax.vmap(lambda e: jax.value_and_grad(objective.example_loss)(theta, e))(examples)
-        value, slopes = jax.tree.map(lambda x: jnp.where(spread(scales, x) == 0, 0.0, x), (values, slopes))
+        value, slopes = jax.tree.map(lambda x: jnp.where(broadcast_rows(scales, x) == 0, 0.0, x), (values, slopes))
         gradient = jax.tree.map(lambda g: jnp.tensordot(scales.astype(g.dtype), g, axes=1), slopes)
         rows = jax.tree.map(lambda g: g[:, None], slopes)
         curvature = q.structure.of_sandwich(rows, scales.astype(value.dtype)[:, None, None])
-        return Measured(jnp.sum(value * scales), gradient, curvature, aux)
+        return Measurement(jnp.sum(value * scales), gradient, curvature, aux)
 
 
 class GeneralizedGaussNewton(Pointwise):
@@ -81,7 +81,7 @@ class GeneralizedGaussNewton(Pointwise):
     def linear(self) -> bool:
         return self.fisher is None
 
-    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measured:
+    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
         examples, scales = _independent(objective, batch, "GeneralizedGaussNewton")
         if q.structure.name in ("diagonal", "kronecker"):
             return self._by_columns(objective, q, theta, batch, aux, examples, scales)
@@ -95,7 +95,7 @@ class GeneralizedGaussNewton(Pointwise):
 
     def _by_columns(
         self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, examples: PyTree, scales: Array
-    ) -> Measured:
+    ) -> Measurement:
         """From Λ = Σ_r c_r c_rᵀ: the squares of Jᵀc_r, without a Jacobian for each example."""
         loss = objective.output_loss(theta, examples)
 

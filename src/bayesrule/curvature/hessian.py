@@ -15,7 +15,7 @@ from ..objectives.objective import Objective
 from .base import Pointwise
 from .gauss_newton import _independent
 from .gradient import sloped
-from .measurement import Measured
+from .measurement import Measurement
 
 
 class Hessian(Pointwise):
@@ -28,7 +28,7 @@ class Hessian(Pointwise):
     def linear(self) -> bool:
         return True
 
-    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measured:
+    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
         measured = sloped(objective, theta, batch, aux, key)
         matrix = jax.jacfwd(lambda v: _flat_slope(objective, v, theta, batch, aux, key))(ravel(theta))
         return dataclasses.replace(measured, curvature=q.structure.of_matrix(matrix, theta))
@@ -50,7 +50,7 @@ class HessianDiagonal(Pointwise):
     def linear(self) -> bool:
         return not self.absolute
 
-    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measured:
+    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
         measured = sloped(objective, theta, batch, aux, key)
         if not self.absolute or objective.kind == "plain":
             diagonal = slope_diagonal(lambda v: _flat_slope(objective, v, theta, batch, aux, key), ravel(theta))

@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 
 from ..families.gaussian.precision import SharedFeatures, Structure
 from ..objectives.objective import Objective
-from .measurement import Measured
+from .measurement import Measurement
 
 
 class Outputs(eqx.Module):
@@ -52,10 +52,10 @@ class Outputs(eqx.Module):
 
     def scaled(self, rows: Array) -> Array:
         """Each example's row times its weight and N/M; a zero weight leaves it out even if it is not finite."""
-        scales = spread(self.scales, rows)
+        scales = broadcast_rows(self.scales, rows)
         return jnp.asarray(jnp.where(scales == 0, 0.0, scales * rows))
 
-    def measured(self, structure: Structure, middle: Array | None, aux: PyTree) -> Measured:
+    def measured(self, structure: Structure, middle: Array | None, aux: PyTree) -> Measurement:
         """Gradient Jᵀ E∇_f ℓ and curvature Jᵀ M J, with M = E∇²_f ℓ unless given."""
         slope = self.scaled(self.expected(self.slopes))
         middle = self.scaled(self.hessians() if middle is None else middle)
@@ -64,8 +64,8 @@ class Outputs(eqx.Module):
         else:
             gradient = jax.tree.map(lambda j: jnp.tensordot(slope, j, axes=((0, 1), (0, 1))), self.jacobian)
         value = jnp.sum(self.scaled(self.expected(self.losses)))
-        return Measured(value, gradient, structure.of_sandwich(self.jacobian, middle), aux)
+        return Measurement(value, gradient, structure.of_sandwich(self.jacobian, middle), aux)
 
 
-def spread(scales: Array, like: Array) -> Array:
+def broadcast_rows(scales: Array, like: Array) -> Array:
     return scales.astype(like.dtype).reshape((-1,) + (1,) * (like.ndim - 1))

@@ -8,14 +8,15 @@ import equinox as eqx
 from jaxtyping import Array, PyTree
 
 
-class Measured(eqx.Module):
+class Measurement(eqx.Module):
     """E_q of the data's loss and of its derivatives, in the terms that `q.moved` takes.
 
-    `tilt` is the same of −log q(z | θ), where θ is drawn by way of a z: what a step takes times its temperature.
+    `latent_correction` is the same of −log q(z | θ), where θ is drawn by way of a latent z (a mixture's component, a
+    Student-t's scale): the step adds it, times its temperature.
     """
 
     value: Array
     gradient: PyTree
     curvature: Any
     aux: PyTree = None
-    tilt: Measured | None = None
+    latent_correction: Measurement | None = None

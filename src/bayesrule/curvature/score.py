@@ -15,7 +15,7 @@ from ..points.base import Points
 from ..points.quadrature import Enumeration
 from ..points.sampling import MonteCarlo
 from .base import Curvature, keys
-from .measurement import Measured
+from .measurement import Measurement
 
 
 class Reparameterized(Curvature):
@@ -24,7 +24,9 @@ class Reparameterized(Curvature):
     approximation: ClassVar[str] = "reparameterised samples"
     meaning: ClassVar[str] = "F(λ)⁻¹∇_λ of the loss at samples θ(λ)"
 
-    def measure(self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any) -> Measured:
+    def measure(
+        self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+    ) -> Measurement:
         point_key, loss_key = keys(points, objective, key)
 
         def expected(natural: PyTree) -> tuple[Array, PyTree]:
@@ -34,8 +36,8 @@ class Reparameterized(Curvature):
             return average[0], average[1]
 
         (value, aux), slope = jax.value_and_grad(expected, has_aux=True)(q.natural())
-        gradient, curvature = q.derivatives(q.raised(q._symmetric(slope)))
-        return Measured(value, gradient, curvature, aux)
+        gradient, curvature = q.derivatives(q.to_natural_gradient(q._symmetric(slope)))
+        return Measurement(value, gradient, curvature, aux)
 
 
 class Score(Curvature):
@@ -48,20 +50,22 @@ class Score(Curvature):
     baseline: bool = eqx.field(static=True, default=True)
     meaning: ClassVar[str] = "F⁻¹Cov_q(T, ℓ̄), no derivatives of the loss"
 
-    def measure(self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any) -> Measured:
+    def measure(
+        self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+    ) -> Measurement:
         point_key, loss_key = keys(points, objective, key)
         spots = points.at(q, point_key)
         values, new = jax.vmap(lambda t: objective.data(t, batch, aux, loss_key))(spots.theta)
         weights = spots.weights.astype(values.dtype)
         if isinstance(points, Enumeration):
             gradient, curvature = q.derivatives(q.enumerated_gradient(values, spots.theta))
-            return Measured(jnp.sum(weights * values), gradient, curvature, aux)
+            return Measurement(jnp.sum(weights * values), gradient, curvature, aux)
         advantage = self._compared(values, weights, points)
         excess = jax.tree.map(lambda t, m: t - m, q.statistics(spots.theta), q.expectation())
         covariance = jax.tree.map(lambda e: jnp.tensordot(weights * advantage, e, axes=1), excess)
         average = Structure().average((values, new), weights)
-        gradient, curvature = q.derivatives(q.raised(covariance))
-        return Measured(average[0], gradient, curvature, average[1])
+        gradient, curvature = q.derivatives(q.to_natural_gradient(covariance))
+        return Measurement(average[0], gradient, curvature, average[1])
 
     def _compared(self, values: Array, weights: Array, points: Points) -> Array:
         if not self.baseline:

@@ -14,7 +14,7 @@ from ..objectives.objective import Objective
 from .base import Pointwise
 from .gradient import sloped
 from .linear_outputs import Outputs
-from .measurement import Measured
+from .measurement import Measurement
 
 
 class Stein(Pointwise):
@@ -29,7 +29,7 @@ class Stein(Pointwise):
     def linear(self) -> bool:
         return True
 
-    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measured:
+    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
         measured = sloped(objective, theta, batch, aux, key)
         tilted = q.times(jax.tree.map(jnp.subtract, theta, q.mean))
         if q.structure.name == "diagonal":

@@ -356,7 +356,7 @@ def _class_score(
 ) -> tuple[Any, Any, Any]:
     """The posterior at a kernel, its bound (Laplace's evidence), and the slope in the numbers' logarithms."""
     built = lambda logs: _classes(x, places, jax.tree.map(jnp.exp, logs), points)
-    over = lambda model, q: type(q)({"f": q["f"].over(model.blocks["f"])})
+    over = lambda model, q: type(q)({"f": q["f"].with_base_of(model.blocks["f"])})
     here = built(logs)
     q = run(rule, here, rule.init(over(here, q), here), data, jax.random.key(0), 100, 1e-10).q
 

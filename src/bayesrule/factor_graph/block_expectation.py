@@ -17,10 +17,10 @@ from ..families.point_mass import Peak
 from ..points.base import Delta, Points
 from ..points.quadrature import Enumeration, Quadrature
 from ..points.sampling import MonteCarlo
-from .block_view import Seen, batch_shape
+from .block_view import BlockView, batch_shape
 
 
-def expected(function: Callable[[PyTree], Array], seen: Seen, points: Points, key: Any, local: bool) -> Array:
+def expected(function: Callable[[PyTree], Array], seen: BlockView, points: Points, key: Any, local: bool) -> Array:
     """E function(θ) over a block, entry by entry, as a function of its displacement.
 
     Plates (and a local block's rows) are the first axes of the function's value: every plate has points of its own.
@@ -63,7 +63,7 @@ _COUPLED = (
 )
 
 
-def _chances(seen: Seen, member: Any) -> Array:
+def _chances(seen: BlockView, member: Any) -> Array:
     """The probabilities of all values of a discrete block, linear in μ where that is known: exact however sure q is."""
     if isinstance(seen.q, Categorical):
         return jnp.moveaxis(seen.probabilities, -1, 0)
@@ -90,7 +90,7 @@ def _grid(points: Quadrature, member: Any, plates: int) -> tuple[PyTree, Array]:
     return at(member), one(first).weights
 
 
-def _at_mean(function: Callable[[PyTree], Array], seen: Seen, owner: Any, local: bool) -> Array:
+def _at_mean(function: Callable[[PyTree], Array], seen: BlockView, owner: Any, local: bool) -> Array:
     """f(m) + ½⟨∇²f(m), V⟩, whose derivatives are ∇f(m) and ∇²f(m): Newton's message, or a Laplace approximation's.
 
     At a peak V is 0, so that the value is f(θ_*) alone.

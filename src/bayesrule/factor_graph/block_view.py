@@ -12,7 +12,7 @@ from jaxtyping import Array, PyTree
 from ..families.base import ExponentialFamily
 
 
-class Seen(eqx.Module):
+class BlockView(eqx.Module):
     """q displaced by δ in its expectation parameters, right at δ = 0 and to first order around it.
 
     The derivative of anything that is written in these terms with respect to δ, at δ = 0, is its gradient with respect
@@ -40,7 +40,7 @@ class Seen(eqx.Module):
     @property
     def member(self) -> Any:
         """The member of the family that has these expectation parameters."""
-        return self.q.displaced(self.shift)
+        return self.q.shifted_in_mu(self.shift)
 
     @property
     def moments(self) -> tuple[Array, Array]:

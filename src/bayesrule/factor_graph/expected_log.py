@@ -15,7 +15,7 @@ from jax.scipy.stats import norm
 from jaxtyping import Array
 
 from ..families.gaussian.shared import SharedGaussian
-from .block_view import Seen
+from .block_view import BlockView
 from .factor import Factor
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -33,14 +33,14 @@ class Bound(eqx.Module):
         return self.function(views, self.known, *args[len(self.roles) :])
 
 
-def moments(role: str, views: dict[str, Seen], known: dict[str, Array]) -> tuple[Array, Array]:
+def moments(role: str, views: dict[str, BlockView], known: dict[str, Array]) -> tuple[Array, Array]:
     """Entry by entry, the mean and the variance of a Gaussian block, or of a known number."""
     if role not in views:
         return known[role], jnp.zeros(())
     return views[role].mean, views[role].variance
 
 
-def scales(role: str, views: dict[str, Seen], known: dict[str, Array]) -> tuple[Array, Array]:
+def scales(role: str, views: dict[str, BlockView], known: dict[str, Array]) -> tuple[Array, Array]:
     """E log t and E t of a precision."""
     if role not in views:
         return jnp.log(known[role]), known[role]
@@ -48,7 +48,7 @@ def scales(role: str, views: dict[str, Seen], known: dict[str, Array]) -> tuple[
     return log, linear
 
 
-def normal(views: dict[str, Seen], known: dict[str, Array], *observed: Array) -> Array:
+def normal(views: dict[str, BlockView], known: dict[str, Array], *observed: Array) -> Array:
     value, doubt = (observed[0], 0.0) if observed else moments("value", views, known)
     mean, variance = moments("mean", views, known)
     log, scale = scales("precision", views, known)
@@ -65,8 +65,8 @@ def rows(y: Array) -> Array:
     return y[:, 0] if y.ndim == 3 else y
 
 
-def multivariate(views: dict[str, Seen], known: dict[str, Array], y: Array) -> Array:
-    seen: Seen = views["mean"]
+def multivariate(views: dict[str, BlockView], known: dict[str, Array], y: Array) -> Array:
+    seen: BlockView = views["mean"]
     mean, spread = seen.mean, seen.covariance
     spread = spread if spread.ndim > mean.ndim else spread[..., None] * jnp.eye(spread.shape[-1], dtype=spread.dtype)
     if "precision" in views:
@@ -107,7 +107,7 @@ def linear_row(known: Any, f: Array, y: Array, *others: Any) -> Array:
     return linear(known, f, jnp.zeros(()), y, *others)
 
 
-def bilinear(views: dict[str, Seen], known: dict[str, Array], y: Array) -> Array:
+def bilinear(views: dict[str, BlockView], known: dict[str, Array], y: Array) -> Array:
     left, right = views["left"], views["right"]
     x, vx, w, vw = left.mean, left.covariance, right.mean, right.covariance
     if y.shape != (*x.shape[:-1], len(w)):  # one row of y beside all of x would broadcast, and count N times
@@ -158,7 +158,7 @@ def tosses(mu: tuple[Array, Array], y: Array) -> Array:
     return y * mu[0] + (1 - y) * mu[1]
 
 
-def categorical(z: Seen, weights: Seen) -> Array:
+def categorical(z: BlockView, weights: BlockView) -> Array:
     return jnp.sum(z.probabilities * weights.expectation, axis=-1)
 
 
@@ -171,12 +171,12 @@ def per_component(components: Factor, views: tuple, data: tuple) -> Array:
     return found if found.ndim == 2 else jnp.sum(found, axis=tuple(range(2, found.ndim)))
 
 
-def choice(components: Factor, selector: Seen, *args: Any) -> Array:
+def choice(components: Factor, selector: BlockView, *args: Any) -> Array:
     count = len(components.blocks)
     return jnp.sum(selector.probabilities * per_component(components, args[:count], args[count:]), axis=-1)
 
 
-def mixture(components: Factor, weights: Seen, *args: Any) -> Array:
+def mixture(components: Factor, weights: BlockView, *args: Any) -> Array:
     count = len(components.blocks)
     logits = weights.expectation + per_component(components, args[:count], args[count:])
     return jax.nn.logsumexp(logits, axis=-1)
@@ -235,7 +235,7 @@ def boltzmann(couplings: Array, fields: Array, mean: Array) -> Array:
     return 0.5 * mean @ couplings @ mean + fields @ mean
 
 
-def dynamics(views: dict[str, Seen], known: dict[str, Array], lengths: Array | None = None) -> Array:
+def dynamics(views: dict[str, BlockView], known: dict[str, Array], lengths: Array | None = None) -> Array:
     r"""Σ_t E log N(x_{t+1} | Ax_t, diag 1/λ), a term for each chain and state, from sums of μ over the steps."""
     _, square, crossed = views["states"].expectation
     steps, filling = crossed.shape[-3], jnp.zeros(())
@@ -253,7 +253,7 @@ def dynamics(views: dict[str, Seen], known: dict[str, Array], lengths: Array | N
     return 0.5 * (steps * (log - _LOG_2PI) - scale * misses) + filling
 
 
-def _transition(views: dict[str, Seen], known: dict[str, Array], size: int) -> tuple[Array, Array]:
+def _transition(views: dict[str, BlockView], known: dict[str, Array], size: int) -> tuple[Array, Array]:
     """The rows of A, and each row's covariance."""
     rows = views["transition"].mean if "transition" in views else known["transition"]
     if rows.shape != (size, size):
@@ -266,7 +266,7 @@ def _transition(views: dict[str, Seen], known: dict[str, Array], size: int) -> t
     return rows, spread
 
 
-def beginning(mean: Array, precision: Array, states: Seen) -> Array:
+def beginning(mean: Array, precision: Array, states: BlockView) -> Array:
     """E log N(x_0 | m₀, P₀⁻¹)."""
     first, square = states.expectation[0][..., 0, :], states.expectation[1][..., 0, :, :]
     if precision.shape != square.shape[-2:] or mean.shape != first.shape[-1:]:

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from ..families.base import ExponentialFamily
 from ..points.base import Points
 from .block_expectation import expected
-from .block_view import Seen
+from .block_view import BlockView
 
 
 class Factor(eqx.Module):
@@ -26,7 +26,7 @@ class Factor(eqx.Module):
     `Enumeration()`; one for all blocks, or a dict. The result has one entry for each row of the data (and of local
     blocks) along its first axis; further axes are summed. The message to a block is its derivative with respect to μ.
 
-    `of="seen"` hands a block over as a `Seen`, whose mean and covariance do not come as a difference of moments.
+    `of="seen"` hands a block over as a `BlockView`, whose mean and covariance do not come as a difference of moments.
     `features(y)` is what the function takes in the place of its observations, made once for all steps.
     The last of `data` is what is observed: where it is NaN, the entry is missing and sends no message.
 
@@ -75,14 +75,18 @@ class Factor(eqx.Module):
         return any(points.random for points in self.points.values())
 
     def value(
-        self, seen: Mapping[str, Seen], data: Mapping[str, Array], key: Any = None, local: frozenset[str] = frozenset()
+        self,
+        seen: Mapping[str, BlockView],
+        data: Mapping[str, Array],
+        key: Any = None,
+        local: frozenset[str] = frozenset(),
     ) -> Array:
         """E log f, an entry for each row. `local` names the blocks that have a member for each."""
         arrays = [data[name] for name in self.data]
         keys = [None] * len(self.blocks) if key is None else list(jax.random.split(key, len(self.blocks)))
         return jnp.asarray(self._over(0, (), seen, arrays, keys, local))
 
-    def entries(self, value: Array, seen: Mapping[str, Seen], data: Mapping[str, Array], key: Any) -> Array:
+    def entries(self, value: Array, seen: Mapping[str, BlockView], data: Mapping[str, Array], key: Any) -> Array:
         """In the shape of the observations that may be missing by themselves: by default every entry of the value."""
         return value
 
@@ -125,7 +129,7 @@ def prior(block: str, family: ExponentialFamily) -> Factor:
     return Factor(Partial(_prior, family), block, of="seen", said=f"{type(family).__name__} prior")
 
 
-def _prior(family: Any, seen: Seen) -> Array:
+def _prior(family: Any, seen: BlockView) -> Array:
     q = seen.q
     kind = type(q.of) if hasattr(q, "of") else type(q)
     if kind is not type(family):

@@ -14,7 +14,7 @@ from jaxtyping import Array
 from ..numerics.random import normals
 from ..points.base import Points
 from ..points.quadrature import Quadrature, grid
-from .block_view import Seen
+from .block_view import BlockView
 from .factor import Factor
 
 
@@ -60,12 +60,16 @@ class LinearFactor(Factor):
         return shape[-1] if shape else 1
 
     def value(
-        self, seen: Mapping[str, Seen], data: Mapping[str, Array], key: Any = None, local: frozenset[str] = frozenset()
+        self,
+        seen: Mapping[str, BlockView],
+        data: Mapping[str, Array],
+        key: Any = None,
+        local: frozenset[str] = frozenset(),
     ) -> Array:
         return self.given(*self.outputs(seen, data, local), seen, data, key)
 
     def outputs(
-        self, seen: Mapping[str, Seen], data: Mapping[str, Array], local: frozenset[str] = frozenset()
+        self, seen: Mapping[str, BlockView], data: Mapping[str, Array], local: frozenset[str] = frozenset()
     ) -> tuple[Array, Array]:
         """Every row's mean and (co)variance of f."""
         parts = [_projected(seen[name], None if x is None else data[x], name in local) for name, x in self.predictors]
@@ -75,7 +79,9 @@ class LinearFactor(Factor):
             spreads = [s if s.ndim > mean.ndim else s[..., None] * jnp.eye(s.shape[-1], dtype=s.dtype) for s in spreads]
         return mean, sum(spreads[1:], start=spreads[0])
 
-    def given(self, mean: Array, spread: Array, seen: Mapping[str, Seen], data: Mapping[str, Array], key: Any) -> Array:
+    def given(
+        self, mean: Array, spread: Array, seen: Mapping[str, BlockView], data: Mapping[str, Array], key: Any
+    ) -> Array:
         """E log p(y_n | f_n) for every row, from its outputs' moments."""
         row, y = self._row(seen), data[self.data[-1]]
         if len(mean) != len(y):
@@ -98,7 +104,7 @@ class LinearFactor(Factor):
         values, weights = _on_grid(row, mean, spread, y, self.spread, key)
         return jnp.tensordot(weights, values, axes=1)
 
-    def density(self, mean: Array, spread: Array, seen: Mapping[str, Seen], data: Mapping[str, Array]) -> Array:
+    def density(self, mean: Array, spread: Array, seen: Mapping[str, BlockView], data: Mapping[str, Array]) -> Array:
         """log E p(y_n | f_n) for every row, by a fine grid over its outputs."""
         order = 64 if mean.ndim == 1 else max(4, int(4096 ** (1 / mean.shape[-1])))
         row = self._row(seen)
@@ -106,10 +112,10 @@ class LinearFactor(Factor):
         values, weights = _on_grid(summed, mean, spread, data[self.data[-1]], Quadrature(order), None)
         return jax.nn.logsumexp(values, axis=0, b=weights[:, None])
 
-    def _others(self, seen: Mapping[str, Seen]) -> list[Any]:
+    def _others(self, seen: Mapping[str, BlockView]) -> list[Any]:
         return [seen[name].expectation for name in self.blocks[len(self.predictors) :]]
 
-    def _row(self, seen: Mapping[str, Seen]) -> Callable[[Array, Any], Array]:
+    def _row(self, seen: Mapping[str, BlockView]) -> Callable[[Array, Any], Array]:
         others = self._others(seen)
         return lambda f, y: self.function(f, y, *others)
 
@@ -120,7 +126,7 @@ class LinearFactor(Factor):
         return f"{self.said}({terms}{more}; {self.data[-1]})  {how}"
 
 
-def _projected(seen: Seen, x: Array | None, local: bool) -> tuple[Array, Array]:
+def _projected(seen: BlockView, x: Array | None, local: bool) -> tuple[Array, Array]:
     """The mean and (co)variance of a Gaussian block's outputs x_n·w, or x_n·w_n of a local one."""
     mean, spread = seen.mean, seen.covariance
     dense = spread.ndim > mean.ndim

@@ -22,7 +22,7 @@ from ..objectives.batches import Weighted
 from ..objectives.objective import Objective
 from ..objectives.regularizers import Flat
 from ..steps.schedule import number
-from .block_view import Seen
+from .block_view import BlockView
 from .data import Masked, Ragged, Rows, missing, observed_part, values_of, where_observed, whole_or_absent
 from .factor import Factor, prior
 
@@ -61,7 +61,7 @@ class Model(Objective):
     blocks: dict[str, ExponentialFamily]
     local: dict[str, ExponentialFamily]
     factors: dict[str, Factor]
-    fixed: dict[str, Seen]
+    fixed: dict[str, BlockView]
     origin: PyTree
     size: int | None = eqx.field(static=True)  # pyright: ignore[reportIncompatibleVariableOverride]  # rows have a shape
     order: tuple[str, ...] = eqx.field(static=True)
@@ -86,7 +86,7 @@ class Model(Objective):
         wrong = {name: type(q).__name__ for name, q in known.items() if not isinstance(q, ExponentialFamily)}
         if wrong or not known:
             raise ValueError(f"A model's blocks are exponential families by name, got {wrong or 'none'}.")
-        single = [name for name, q in local.items() if q.single]
+        single = [name for name, q in local.items() if q.unbatchable]
         if single:
             raise ValueError(f"The block {single[0]!r} is one for all rows, not local: make a series' steps the rows.")
         if not factors:
@@ -207,13 +207,13 @@ class Model(Objective):
     def given(self, names: tuple[str, ...], q: Product) -> Model:
         """The model of some blocks, the others fixed: the factors that touch them. A local block's rows stand alone."""
         factors = {name: factor for name, factor in self.factors.items() if set(names) & set(factor.blocks)}
-        fixed = {name: Seen(block) for name, block in q.blocks.items() if name not in names}
+        fixed = {name: BlockView(block) for name, block in q.blocks.items() if name not in names}
         weighed = not any(name in self.local for name in names)
         return self._with(factors=factors, fixed=fixed, weighed=weighed, part=True)
 
-    def seen(self, q: Product, shift: dict[str, PyTree] | None = None) -> dict[str, Seen]:
+    def seen(self, q: Product, shift: dict[str, PyTree] | None = None) -> dict[str, BlockView]:
         """Every block as factors see it, those of q displaced."""
-        return self.fixed | {n: Seen(b, None if shift is None else shift[n]) for n, b in q.blocks.items()}
+        return self.fixed | {n: BlockView(b, None if shift is None else shift[n]) for n, b in q.blocks.items()}
 
     def observations(self, name: str, batch: Rows) -> tuple[dict[str, Array], Array | None]:
         """A factor's data as it takes them, and which entries of what it observes there are (None: all)."""
@@ -224,7 +224,7 @@ class Model(Objective):
             data[factor.data[-1]] = factor.features(data[factor.data[-1]]) if made is None else made
         return data, observed
 
-    def term(self, name: str, seen: Mapping[str, Seen], batch: Rows, key: Any) -> Array:
+    def term(self, name: str, seen: Mapping[str, BlockView], batch: Rows, key: Any) -> Array:
         """One factor's E log f, an entry for each row; 0 where the observation is missing."""
         factor = self.factors[name]
         data, observed = self.observations(name, batch)
@@ -241,7 +241,7 @@ class Model(Objective):
             return value  # a factor that adds a row's entries up sees to its filling itself
         return where_observed(name, observed, value)
 
-    def terms(self, seen: Mapping[str, Seen], batch: PyTree, key: Any = None) -> dict[str, Array]:
+    def terms(self, seen: Mapping[str, BlockView], batch: PyTree, key: Any = None) -> dict[str, Array]:
         """Every factor's E log f, scaled to all of the data and summed."""
         batch = self.taken(batch)
         found = {}
@@ -312,10 +312,10 @@ class Model(Objective):
         shared = {name: factor for name, factor in self.factors.items() if not self.per_row(factor)}
         own = lambda block: block.of if isinstance(block, Peak) else block
         blocks = {name: own(q.blocks[name]) for name in self.order if name not in self.local}
-        seen = {name: Seen(block) for name, block in q.blocks.items()}
+        seen = {name: BlockView(block) for name, block in q.blocks.items()}
 
         def total(shift: PyTree) -> Array:
-            moved = {name: Seen(blocks[name], shift[name]) for name in blocks}
+            moved = {name: BlockView(blocks[name], shift[name]) for name in blocks}
             values = [self.term(name, seen | moved, Rows({}, None, None), None) for name in shared]
             return sum((jnp.sum(value) for value in values), start=jnp.zeros(()))
 

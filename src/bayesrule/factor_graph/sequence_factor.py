@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ..numerics.hmm import log_normalizer
-from .block_view import Seen
+from .block_view import BlockView
 from .factor import Factor
 
 _HINT = "Sequences are (N, T, …): bayesrule.models.sequences.sequences(y) makes them so."
@@ -55,14 +55,16 @@ class SequenceFactor(Factor):
     def random(self) -> bool:
         return self.components.random
 
-    def log_chain(self, seen: Mapping[str, Seen]) -> tuple[Float[Array, " K"], Float[Array, "K K"]]:
+    def log_chain(self, seen: Mapping[str, BlockView]) -> tuple[Float[Array, " K"], Float[Array, "K K"]]:
         """E log π and E log A."""
         found = []
         for name, role in zip(self.chain, ("initial", "transitions"), strict=True):
             found.append(jnp.log(self.known[role]) if name is None else seen[name].expectation)
         return found[0], found[1]
 
-    def terms(self, seen: Mapping[str, Seen], data: Mapping[str, Array], key: Any = None) -> Float[Array, "N T K ..."]:
+    def terms(
+        self, seen: Mapping[str, BlockView], data: Mapping[str, Array], key: Any = None
+    ) -> Float[Array, "N T K ..."]:
         """E log f of every step of every sequence under every state, and of every entry that has a term of its own."""
         observed = data[self.data[-1]]
         if observed.ndim < 2:
@@ -80,11 +82,11 @@ class SequenceFactor(Factor):
             )
         return found.reshape((*lead, *found.shape[1:]))
 
-    def entries(self, value: Array, seen: Mapping[str, Seen], data: Mapping[str, Array], key: Any) -> Array:
+    def entries(self, value: Array, seen: Mapping[str, BlockView], data: Mapping[str, Array], key: Any) -> Array:
         return self.terms(seen, data, key)[:, :, 0]
 
     def log_likelihoods(
-        self, seen: Mapping[str, Seen], data: Mapping[str, Array], observed: Array | None, key: Any = None
+        self, seen: Mapping[str, BlockView], data: Mapping[str, Array], observed: Array | None, key: Any = None
     ) -> tuple[Float[Array, "N T K"], Int[Array, " N"] | None]:
         """E log f of every step under every state, 0 where nothing was observed, and every sequence's length."""
         found = self.terms(seen, data, key)
@@ -98,7 +100,7 @@ class SequenceFactor(Factor):
 
     def value(
         self,
-        seen: Mapping[str, Seen],
+        seen: Mapping[str, BlockView],
         data: Mapping[str, Array],
         key: Any = None,
         local: frozenset[str] = frozenset(),

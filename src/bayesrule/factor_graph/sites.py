@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from ..curvature.base import Curvature
-from ..curvature.measurement import Measured
+from ..curvature.measurement import Measurement
 from ..families.product import Product
 from ..points.base import Points
-from .block_view import Seen
+from .block_view import BlockView
 from .data import Rows, observed_part
 from .linear_factor import LinearFactor
 from .model import Model
@@ -49,13 +49,13 @@ class Sites(Curvature):
         if not isinstance(factor, LinearFactor):
             return {block: zeros(natural[block], model.size) for block in factor.blocks}
         inputs = {x: jnp.zeros((1, factor.width(q.blocks[b]))) for b, x in factor.predictors if x is not None}
-        seen = {b: Seen(q.blocks[b]) for b, _ in factor.predictors}
+        seen = {b: BlockView(q.blocks[b]) for b, _ in factor.predictors}
         mean, spread = jax.eval_shape(lambda: factor.outputs(seen, inputs))
         rows = lambda like: jnp.zeros((model.size, *like.shape[1:]), like.dtype)
         others = {block: zeros(natural[block], model.size) for block in factor.blocks[len(factor.predictors) :]}
         return {"outputs": (rows(mean), rows(spread)), "others": others}
 
-    def measure(self, objective: Any, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any) -> Measured:
+    def measure(self, objective: Any, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
         rows, fresh = objective.taken(batch), {}
         # λ is the sum of the sites as they are: what changes is those that are looked at, and the start, which goes.
         total = jax.tree.map(jnp.subtract, q.natural(), aux["start"])
@@ -67,7 +67,7 @@ class Sites(Curvature):
                 total[block] = jax.tree.map(jnp.add, total[block], part)
         value, _ = objective.expected(q, None, batch, None, key)
         gradient, curvature = q.derivatives(jax.tree.map(jnp.negative, total))
-        return Measured(value, gradient, curvature, {"fresh": fresh, "rows": rows.index})
+        return Measurement(value, gradient, curvature, {"fresh": fresh, "rows": rows.index})
 
     def carried(self, objective: Any, before: PyTree, seen: PyTree, rate: Any) -> PyTree:
         """Every site that was looked at, moved as λ has been: by ρ of the way."""
@@ -87,11 +87,11 @@ def message(model: Model, name: str, q: Product, rows: Rows, key: Any = None) ->
     factor = model.factors[name]
     if isinstance(factor, LinearFactor):
         return _output_message(model, factor, q, rows, key)
-    zero = {block: Seen(q.blocks[block]).shift for block in factor.blocks}
+    zero = {block: BlockView(q.blocks[block]).shift for block in factor.blocks}
     symmetric = lambda block, slope: q.blocks[block]._symmetric(slope)
 
     def slopes(rows: Rows, key: Any) -> PyTree:
-        total = lambda shift: jnp.sum(model.term(name, {b: Seen(q.blocks[b], shift[b]) for b in zero}, rows, key))
+        total = lambda shift: jnp.sum(model.term(name, {b: BlockView(q.blocks[b], shift[b]) for b in zero}, rows, key))
         return {block: symmetric(block, slope) for block, slope in jax.grad(total)(zero).items()}
 
     if not model.per_row(factor):
@@ -125,7 +125,7 @@ def _output_message(model: Model, factor: LinearFactor, q: Product, rows: Rows, 
     if rest:
 
         def row(m: Array, v: Array, example: PyTree, shift: PyTree) -> Array:
-            moved = {**seen, **{block: Seen(q.blocks[block], shift[block]) for block in rest}}
+            moved = {**seen, **{block: BlockView(q.blocks[block], shift[block]) for block in rest}}
             return factor.given(m[None], v[None], moved, jax.tree.map(lambda x: x[None], example), key).sum()
 
         zero = {block: seen[block].shift for block in rest}
@@ -154,10 +154,10 @@ def pulled(model: Model, name: str, q: Product, rows: Rows, site: PyTree) -> dic
         return {block: summed(part) for block, part in site.items()}
     data, _ = observed_part(factor, rows)
     names = [block for block, _ in factor.predictors]
-    zero = {block: Seen(q.blocks[block]).shift for block in names}
+    zero = {block: BlockView(q.blocks[block]).shift for block in names}
 
     def outputs(shift: PyTree) -> tuple[Array, Array]:
-        return factor.outputs({block: Seen(q.blocks[block], shift[block]) for block in names}, data)
+        return factor.outputs({block: BlockView(q.blocks[block], shift[block]) for block in names}, data)
 
     (mean, spread), back = jax.vjp(outputs, zero)
     first, curve = site["outputs"]

@@ -31,7 +31,7 @@ class Family(eqx.Module):
     """Whether every entry of θ has parameters, and a step, of its own."""
     symmetric: ClassVar[bool] = False
     """Whether q is the same on either side of its mean."""
-    stacked: ClassVar[bool] = False
+    is_mixture: ClassVar[bool] = False
     """Whether it is a mixture, whose components take a step each."""
 
     @classmethod
@@ -44,19 +44,19 @@ class Family(eqx.Module):
         """What a regularizer, differentiated at a mean, sees of q: the Gaussian in it, else q itself."""
         return self
 
-    def pulled(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
+    def to_step_terms(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
         """A point's derivatives in θ as the step takes them; `factors` is ∂θ/∂μ where the points give it."""
         if factors is None:
             return gradient, curvature
         return jax.tree.map(jnp.multiply, gradient, factors), curvature
 
-    def sharpened(self, factor: Any) -> Self:
+    def with_scaled_precision(self, factor: Any) -> Self:
         """The same q with its precision times a number."""
         raise ValueError(
             f"A {type(self).__name__} has no precision to rescale, so its temperature is one number, not a schedule."
         )
 
-    def lifted(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
+    def from_gaussian_terms(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
         """Derivatives in the terms of `gaussian`, as the step takes them."""
         return gradient, curvature
 
@@ -76,7 +76,7 @@ class Family(eqx.Module):
         """H(q(θ, z)), where θ is drawn by way of a z (which component, which scale): what needs no points."""
         return self.entropy()
 
-    def tilt(self, theta: PyTree) -> tuple[Array, PyTree, Any] | None:
+    def latent_correction(self, theta: PyTree) -> tuple[Array, PyTree, Any] | None:
         """−log q(z | θ) and its derivatives in θ, on average over z; None where θ is drawn without one.
 
         log q(θ) = log q(θ | z) + log q(z) − log q(z | θ), and the first of these is what `moved` knows of: so a step
@@ -85,7 +85,7 @@ class Family(eqx.Module):
         return None
 
     @property
-    def mover(self) -> Any:
+    def component_prototype(self) -> Any:
         """Who takes the steps: itself, or the first of a mixture's components, which are all alike."""
         return self
 
@@ -133,9 +133,9 @@ class ExponentialFamily(Family):
 
     label: ClassVar[str] = "Exponential family"
     ranks: ClassVar[tuple[int, ...] | None] = None
-    single: ClassVar[bool] = False
+    unbatchable: ClassVar[bool] = False
     """Whether its arrays have fixed numbers of axes, so that there are no plates and no member for each row."""
-    relative: ClassVar[bool] = False
+    prior_is_base_measure: ClassVar[bool] = False
     """Whether a prior is the base measure, and densities and the entropy are relative to it."""
     reparameterized: ClassVar[bool] = False
     """Whether `sample` is differentiable in the parameters (explicitly or implicitly)."""
@@ -171,7 +171,7 @@ class ExponentialFamily(Family):
         """The member with this λ that shares everything else with this one (h, the shape of θ)."""
         return self.from_natural(natural)
 
-    def over(self, other: Any) -> Self:
+    def with_base_of(self, other: Any) -> Self:
         """This λ over the other's base measure, which hyper-parameters may have changed; where h is fixed, itself."""
         return self
 
@@ -189,9 +189,11 @@ class ExponentialFamily(Family):
         """The member with this μ: λ = ∇A*(μ), by a convex solve that starts here."""
         return self.with_natural(legendre(self, expectation))
 
-    def displaced(self, shift: PyTree) -> Self:
+    def shifted_in_mu(self, shift: PyTree) -> Self:
         """The member whose μ differs by `shift`, to first order: λ + F(λ)⁻¹δ."""
-        return self.with_natural(jax.tree.map(jnp.add, self.natural(), self.raised(self._symmetric(shift))))
+        return self.with_natural(
+            jax.tree.map(jnp.add, self.natural(), self.to_natural_gradient(self._symmetric(shift)))
+        )
 
     def mode(self) -> PyTree:
         """θ_* = argmax ⟨λ, T(θ)⟩: ∇A*_{yz} of an M-step, where λ is a sum of messages."""
@@ -204,26 +206,26 @@ class ExponentialFamily(Family):
         """F(λ) = ∇²A(λ), in minimal coordinates (see `coordinates`)."""
         return self._fisher(self.coordinates(self.natural()))
 
-    def raised(self, covector: PyTree) -> PyTree:
+    def to_natural_gradient(self, covector: PyTree) -> PyTree:
         """F(λ)⁻¹c: from a gradient with respect to λ to one with respect to μ (`eq:natgrad_def`)."""
         solution = jnp.linalg.solve(self.fisher(), self.coordinates(covector)[..., None])[..., 0]
         return self.uncoordinates(solution)
 
-    def lowered(self, vector: PyTree) -> PyTree:
+    def fisher_product(self, vector: PyTree) -> PyTree:
         """F(λ)v: the derivative of μ along v."""
         return self._symmetric(jax.jvp(self._gradient, (self.natural(),), (vector,))[1])
 
     def natural_gradient(self, expected: Callable[[Self], Any]) -> PyTree:
         """F(λ)⁻¹ ∇_λ of any scalar function of q, such as q ↦ E_q f: the gradient in μ."""
         gradient = jax.grad(lambda natural: jnp.sum(expected(self.with_natural(natural))))(self.natural())
-        return self.raised(self._symmetric(gradient))
+        return self.to_natural_gradient(self._symmetric(gradient))
 
     def enumerated_gradient(self, values: Float[Array, " S"], theta: PyTree) -> PyTree:
         """∇_μ E_q f from the values of f at every θ of a small discrete support: F(λ)⁻¹Cov_q(T, f)."""
         weights = jnp.exp(self.log_prob(theta))
         advantage = weights * (values - jnp.sum(weights * values))
         covariance = jax.tree.map(lambda t: jnp.tensordot(advantage, t, axes=1), self.statistics(theta))
-        return self.raised(covariance)
+        return self.to_natural_gradient(covariance)
 
     # Density, entropy, divergence.
 
@@ -293,7 +295,7 @@ class ExponentialFamily(Family):
         here = self.expectation() if step.reverse else self.natural()
         direction = self.direction(step)
         if step.reverse:
-            direction = self.lowered(direction)
+            direction = self.fisher_product(direction)
         new = jax.tree.map(lambda x, d: x - jnp.asarray(step.rate, x.dtype) * d, here, direction)
         if step.momentum is not None:
             before = step.previous.expectation() if step.reverse else step.previous.natural()
@@ -303,7 +305,7 @@ class ExponentialFamily(Family):
     def decrement(self, step: Step) -> Float[Array, ""]:
         """½⟨d, F d⟩ for the natural gradient d: to second order, the nats that are still to gain."""
         direction = self.direction(step)
-        return 0.5 * jnp.sum(self.inner(direction, self.lowered(direction)))
+        return 0.5 * jnp.sum(self.inner(direction, self.fisher_product(direction)))
 
     # Coordinates: λ as one minimal vector, symmetric matrices on an orthonormal basis.
 

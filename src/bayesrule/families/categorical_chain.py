@@ -37,7 +37,7 @@ class CategoricalChain(ExponentialFamily):
     initial: Float[Array, "... K"]
     transitions: Float[Array, "... K K"]
     logits: Float[Array, "... T K"]
-    relative: ClassVar[bool] = True
+    prior_is_base_measure: ClassVar[bool] = True
     label: ClassVar[str] = "Markov chain (categorical)"
     meaning: ClassVar[str] = "q(z) ∝ p(z) exp Σ_t ℓ_t(z_t), p a Markov chain, λ = ℓ, μ_tk = q(z_t = k)"
 

@@ -85,7 +85,7 @@ class Dirichlet(ExponentialFamily):
     def expectation(self) -> Float[Array, "... K"]:
         return digamma(self.concentration) - digamma(self.concentration.sum(-1, keepdims=True))
 
-    def raised(self, covector: Float[Array, "... K"]) -> Float[Array, "... K"]:
+    def to_natural_gradient(self, covector: Float[Array, "... K"]) -> Float[Array, "... K"]:
         # F = diag(ψ'(α)) − ψ'(Σα) 11ᵀ, inverted by Sherman and Morrison.
         inverse = 1 / polygamma(1, self.concentration)
         shared = polygamma(1, self.concentration.sum(-1, keepdims=True))

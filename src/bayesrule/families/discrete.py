@@ -76,7 +76,7 @@ class Bernoulli(ExponentialFamily):
     def expectation(self) -> PyTree:
         return jax.tree.map(jnp.tanh, self.parameter)
 
-    def raised(self, covector: PyTree) -> PyTree:
+    def to_natural_gradient(self, covector: PyTree) -> PyTree:
         # The Fisher is the diagonal 1 − tanh²λ; θ may be a network, so it is never formed.
         return jax.tree.map(lambda c, x: c * jnp.cosh(x) ** 2, covector, self.parameter)
 
@@ -164,7 +164,7 @@ class Categorical(ExponentialFamily):
     def expectation(self) -> Float[Array, "... K-1"]:
         return self.probabilities[..., :-1]
 
-    def raised(self, covector: Float[Array, "... K-1"]) -> Float[Array, "... K-1"]:
+    def to_natural_gradient(self, covector: Float[Array, "... K-1"]) -> Float[Array, "... K-1"]:
         # F = diag(p) − ppᵀ over k < K, so F⁻¹ = diag(1/p) + 11ᵀ/p_K.
         p = self.probabilities
         return covector / p[..., :-1] + covector.sum(-1, keepdims=True) / p[..., -1:]

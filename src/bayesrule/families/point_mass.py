@@ -32,7 +32,7 @@ class Peak(ExponentialFamily):
     def __init__(self, of: ExponentialFamily):
         if isinstance(of, Peak) or not isinstance(of, ExponentialFamily):
             raise ValueError(f"Peak reads an exponential family at its peak, got a {type(of).__name__}.")
-        if of.relative:
+        if of.prior_is_base_measure:
             raise ValueError(
                 f"A {type(of).__name__} has its prior as base measure, which a peak would leave out of the bound: name "
                 "the blocks to read at their peak, em('noise')."
@@ -76,7 +76,7 @@ class Peak(ExponentialFamily):
     def with_expectation(self, expectation: PyTree) -> Self:
         raise ValueError("T(θ) has no λ of its own: many q have the same peak.")
 
-    def displaced(self, shift: PyTree) -> Self:
+    def shifted_in_mu(self, shift: PyTree) -> Self:
         raise ValueError(
             "A block that is read at its peak has no other members near: give the factor as E log f in μ, or Delta() "
             "points and a Gaussian block."

@@ -86,10 +86,10 @@ class Product(ExponentialFamily):
             for name, block in self.blocks.items()
         }
 
-    def pulled(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
+    def to_step_terms(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
         none = dict.fromkeys(self.blocks)
         curvature, factors = (none if tree is None else tree for tree in (curvature, factors))
-        found = self._each("pulled", gradient, curvature, theta, factors)
+        found = self._each("to_step_terms", gradient, curvature, theta, factors)
         return {name: pair[0] for name, pair in found.items()}, {name: pair[1] for name, pair in found.items()}
 
     @property
@@ -170,11 +170,11 @@ class Product(ExponentialFamily):
     def expectation(self) -> dict[str, PyTree]:
         return self._each("expectation")
 
-    def raised(self, covector: dict[str, PyTree]) -> dict[str, PyTree]:
-        return self._each("raised", covector)
+    def to_natural_gradient(self, covector: dict[str, PyTree]) -> dict[str, PyTree]:
+        return self._each("to_natural_gradient", covector)
 
-    def lowered(self, vector: dict[str, PyTree]) -> dict[str, PyTree]:
-        return self._each("lowered", vector)
+    def fisher_product(self, vector: dict[str, PyTree]) -> dict[str, PyTree]:
+        return self._each("fisher_product", vector)
 
     def inner(self, natural: dict[str, PyTree], statistics: dict[str, PyTree]) -> Float[Array, "..."]:
         return self._summed(self._each("inner", natural, statistics))
@@ -223,9 +223,9 @@ class Product(ExponentialFamily):
     def moved(self, step: Step) -> Self:
         return type(self)(self._each("moved", self._steps(step)))
 
-    def sharpened(self, factor: Any) -> Self:
+    def with_scaled_precision(self, factor: Any) -> Self:
         def of(block: Any) -> Any:
-            return block.sharpened(factor) if isinstance(block, GaussianFamily) else block
+            return block.with_scaled_precision(factor) if isinstance(block, GaussianFamily) else block
 
         return type(self)({name: of(block) for name, block in self.blocks.items()})
 

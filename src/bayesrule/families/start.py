@@ -19,7 +19,7 @@ from .point_mass import Peak
 from .product import Product
 
 
-class Candidate(eqx.Module):
+class Start(eqx.Module):
     """A family, and the precision that its Gaussian starts from.
 
     `precision` is that number (or a pytree like the parameters), S₀. With `per_example` it is the curvature h₀ of
@@ -100,7 +100,7 @@ class Candidate(eqx.Module):
             raise ValueError("Parameters must be real: split complex ones into real and imaginary parts.")
         # Half-precision parameters are kept, and moved, in float32: their updates would be lost in rounding.
         given = jax.tree.map(_widened, given)
-        one = jax.tree.map(lambda x: x[0] if jnp.ndim(x) else x, given) if self.kind.stacked else given
+        one = jax.tree.map(lambda x: x[0] if jnp.ndim(x) else x, given) if self.kind.is_mixture else given
         return self.kind.around(given, self._first(one, objective, temperature), **self.numbers, **dict(self.choices))
 
     def _first(self, params: PyTree, objective: Any, temperature: Any) -> Any:
@@ -127,20 +127,22 @@ class Candidate(eqx.Module):
             first, added = spread(first), spread(added)
         return jax.tree.map(lambda a, b: (a + b) / temperature, first, added)
 
-    def of(self, kind: type[Family]) -> Candidate:
+    def of(self, kind: type[Family]) -> Start:
         """Another family that starts from the same precision; a mixture of this one."""
         how: dict[str, Any] = {"per_example": self.per_example, "prior": self.prior}
         if issubclass(kind, Mixture):
             how["component"] = self.part
-        return Candidate(kind, self.precision, **how)
+        return Start(kind, self.precision, **how)
 
-    def peaked(self, *names: str) -> Candidate:
+    def peaked(self, *names: str) -> Start:
         """A product whose blocks of these names (by default all that are not local) are read at their peak."""
-        return Candidate(self.kind, self.precision, peaks=names)
+        return Start(self.kind, self.precision, peaks=names)
 
     def _at_peaks(self, q: Product, objective: Any) -> Product:
         local = getattr(objective, "local", {})
-        names = self.peaks or tuple(n for n, block in q.blocks.items() if n not in local and not block.relative)
+        names = self.peaks or tuple(
+            n for n, block in q.blocks.items() if n not in local and not block.prior_is_base_measure
+        )
         unknown = [name for name in names if name not in q.blocks]
         if unknown:
             raise ValueError(f"There is no block {unknown[0]!r} to read at its peak, only {list(q.blocks)}.")
@@ -156,11 +158,11 @@ class Candidate(eqx.Module):
         read = lambda name, block: Peak(block) if name in names and not isinstance(block, Peak) else block
         return Product({name: read(name, block) for name, block in q.blocks.items()})
 
-    def dropped(self, keep: Any, **choices: Any) -> Candidate:
+    def dropped(self, keep: Any, **choices: Any) -> Start:
         """The spike-and-slab mixture whose slab is this family: dropout with this keep probability."""
         numbers, own = self.numbers | {"keep": keep}, dict(self.choices) | choices
         how = {"per_example": self.per_example, "prior": self.prior, "numbers": numbers}
-        return Candidate(SpikeSlab, self.precision, slab=self.kind, **how, **own)
+        return Start(SpikeSlab, self.precision, slab=self.kind, **how, **own)
 
     def __repr__(self) -> str:
         part = self.part
@@ -174,10 +176,10 @@ def _widened(leaf: Any) -> Any:
     return array.astype(wide(array.dtype)) if jnp.issubdtype(array.dtype, jnp.floating) else array
 
 
-def as_candidate(family: Any) -> Candidate:
-    """A `Candidate` from a family's class (or from one already)."""
-    if isinstance(family, Candidate):
+def as_start(family: Any) -> Start:
+    """A `Start` from a family's class (or from one already)."""
+    if isinstance(family, Start):
         return family
     if isinstance(family, type) and issubclass(family, Family):
-        return Candidate(family)
+        return Start(family)
     raise ValueError(f"family= takes a family's class such as blr.Gaussian, got {family!r}.")

@@ -24,7 +24,7 @@ _READABLE = (1, 2)
 # file. These are the names besides those of `bayesrule` itself, and where their classes are today.
 _KERNELS = "models.kernels"
 _OTHERS = {
-    "SearchRecord": ("rule.multistart", "Found"),
+    "SearchRecord": ("rule.multistart", "SearchRecord"),
     "KroneckerFactors": ("families.gaussian.kronecker", "KroneckerFactors"),
     "Factored": ("families.gaussian.precision", "Factored"),
     **{
@@ -35,7 +35,7 @@ _OTHERS = {
 # Classes, and fields of classes, whose names have changed since a file was written: old name to new name. Entries are
 # added here and never removed.
 _RENAMED_CLASSES = {"Found": "SearchRecord"}
-_RENAMED_FIELDS: dict[str, dict[str, str]] = {}
+_RENAMED_FIELDS = {"State": {"found": "search"}, "SearchRecord": {"spread": "loss_scale"}}
 
 
 def write(path: str | Path, value: Any) -> None:
@@ -154,7 +154,7 @@ def _module(described: Any, arrays: dict[str, np.ndarray], like: PyTree) -> eqx.
     renamed: dict[str, str] = _RENAMED_FIELDS.get(name, {})
     made = object.__new__(kind)
     for field, value in described["fields"]:
-        object.__setattr__(made, renamed.get(field, field), _decoded(value, arrays, like))
+        object.__setattr__(made, str(renamed.get(field, field)), _decoded(value, arrays, like))
     return made
 
 

@@ -381,4 +381,4 @@ def _over(objective: Any, q: Any) -> Any:
     if not isinstance(objective, Model) or not hasattr(q, "blocks"):
         return q
     own = objective.blocks
-    return type(q)({name: block.over(own[name]) if name in own else block for name, block in q.blocks.items()})
+    return type(q)({name: block.with_base_of(own[name]) if name in own else block for name, block in q.blocks.items()})

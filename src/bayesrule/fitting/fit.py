@@ -95,7 +95,7 @@ def fit(
         found = (
             partial(minima, rule, objective, state, loader.data) if rule.search is not None and not passing else None
         )
-        normalized = objective.regularizer.normalized(state.q.mover.gaussian)
+        normalized = objective.regularizer.normalized(state.q.component_prototype.gaussian)
         alone = None
         if isinstance(objective, Model) and not passing:
             alone = partial(leave_one_out, objective, state.q, loader.data)

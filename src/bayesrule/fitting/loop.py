@@ -74,7 +74,7 @@ def run_chunk(
     """Steps until a count is reached or something ends the fit: one compiled loop, no Python per step."""
     shuffle_key, step_key = jax.random.split(key)
     parted = lambda batch: batch if microbatches == 1 else Microbatches(batch, microbatches)
-    mover = carry[0].q.mover
+    mover = carry[0].q.component_prototype
     if batch_size is None and microbatches == 1 and objective.linear and isinstance(mover, GaussianFamily):
         data = objective.linearized(mover.mean, data, full=mover.structure.name == "full")  # once for all steps
     if batch_size is None:
@@ -86,9 +86,9 @@ def run_chunk(
         return (carry[0].count < until) & (carry[3] == RUNNING)
 
     # The guard's look at the new q is the next step's measurement, if the batch and the points stay the same.
-    reuse = rule.guard.looks and not rule.points.random and batch_size is None and objective.kind != "batch"
+    reuse = rule.guard.evaluates and not rule.points.random and batch_size is None and objective.kind != "batch"
     reuse = reuse and rule.steps.sweep is None and not (objective.random or rule.curvature.remembers)
-    reuse = reuse and (rule.points.delta or not rule.warming)  # a new temperature moves the points
+    reuse = reuse and (rule.points.delta or not rule.follows_temperature_schedule)  # a new temperature moves the points
 
     def body(carry: tuple) -> tuple:
         state, order, trace, _, streak, measured = carry
@@ -105,7 +105,9 @@ def run_chunk(
         code = _code(info, streak >= per_epoch)
         place = state.count - first
         trace = {name: values.at[place].set(getattr(info, name)) for name, values in trace.items()}
-        if not (rule.guard.keeps and rule.lean(state.q)):  # else the old state needs no keeping, and no room
+        if not (
+            rule.guard.always_inside and rule.rejects_by_zero_rate(state.q)
+        ):  # else the old state needs no keeping, and no room
             good = info.finite & info.inside
             new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, state)
         new = dataclasses.replace(new, count=jnp.where(info.finite & info.inside, new.count, state.count))

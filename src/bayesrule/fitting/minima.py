@@ -31,7 +31,7 @@ class Minimum(NamedTuple):
 
 def minima(rule: Rule, objective: Objective, state: State, data: PyTree) -> list[Minimum]:
     """Every minimum that the search has recorded or is on its way to, the lowest first."""
-    found, like = state.found, jax.tree.map(lambda x: x[0], state.q.each(lambda c: c.mean))
+    found, like = state.search, jax.tree.map(lambda x: x[0], state.q.each(lambda c: c.mean))
     # Empty places are polished too, and left out after: one shape, one compilation.
     starts = jnp.concatenate([found.position, ravel(state.q.each(lambda c: c.mean), 1)])
     hits = np.concatenate([np.asarray(found.hits), np.asarray(found.masses)])

@@ -61,7 +61,7 @@ class Result:
         """The minima that `multimodal` found, the lowest first: polished by Newton's method, each one once."""
         if callable(self._minima):
             self._minima = self._minima()
-        if self._minima is None and self.state.found is not None:
+        if self._minima is None and self.state.search is not None:
             raise ValueError("This is a checkpoint of a search: pass it to fit as the start, and ask the result.")
         if self._minima is None:
             raise ValueError("This algorithm follows one minimum: search for several with blr.multimodal(rate, …).")

@@ -109,7 +109,7 @@ def multimodal() -> Picture:
     def run(state: object) -> tuple:
         def body(state: Any, _: None) -> tuple:
             state = rule.step(himmelblau, state)[0]
-            return state, (state.q.components.mean, state.found.ages)
+            return state, (state.q.components.mean, state.search.ages)
 
         return jax.lax.scan(body, state, None, length=90)
 

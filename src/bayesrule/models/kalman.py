@@ -14,7 +14,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Key
 
 from ..families.sites import kalman
-from ..families.sites.kalman import Chain, Sites, Smoothed
+from ..families.sites.kalman import Chain, Observations, Smoothed
 from ..families.sites.state_space import StateSpace
 from ..numerics.linalg import root
 from ..numerics.trees import floating
@@ -173,7 +173,7 @@ def _chain(
         noise = noise[:, None]
     spread = jnp.broadcast_to(noise + jnp.where(noise == 0, _least(system), 0.0), y.shape)
     one = jnp.ones_like(y)
-    sites = Sites(values, jnp.where(observed, one, 0.0), jnp.where(observed, spread, one))
+    sites = Observations(values, jnp.where(observed, one, 0.0), jnp.where(observed, spread, one))
     return system, kalman.chain(system, sites, parallel, ahead)
 
 

@@ -18,12 +18,12 @@ import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
-from ..factor_graph.block_view import Seen
+from ..factor_graph.block_view import BlockView
 from ..factor_graph.factor import prior
 from ..factor_graph.linear_factor import LinearFactor
 from ..factor_graph.model import Model
 from ..families.gaussian.full import Gaussian
-from ..families.sites.process import raised
+from ..families.sites.process import with_jitter
 from .kernels import Inputs, Kernel, columns
 
 
@@ -65,14 +65,16 @@ class SparseFactor(LinearFactor):
         return weights, jnp.maximum(self.kernel.diagonal(x) - jnp.sum(weights**2, axis=1), 0.0)
 
     def outputs(
-        self, seen: Mapping[str, Seen], data: Mapping[str, Array], local: frozenset[str] = frozenset()
+        self, seen: Mapping[str, BlockView], data: Mapping[str, Array], local: frozenset[str] = frozenset()
     ) -> tuple[Array, Array]:
         return super().outputs(seen, {**data, self.data[0]: self._weights(data)[0]}, local)
 
-    def given(self, mean: Array, spread: Array, seen: Mapping[str, Seen], data: Mapping[str, Array], key: Any) -> Array:
+    def given(
+        self, mean: Array, spread: Array, seen: Mapping[str, BlockView], data: Mapping[str, Array], key: Any
+    ) -> Array:
         return super().given(mean + self.center, spread + self._weights(data)[1], seen, data, key)
 
-    def density(self, mean: Array, spread: Array, seen: Mapping[str, Seen], data: Mapping[str, Array]) -> Array:
+    def density(self, mean: Array, spread: Array, seen: Mapping[str, BlockView], data: Mapping[str, Array]) -> Array:
         mean, spread = mean + self.center, spread + self._weights(data)[1]
         if not self.quadratic:
             return super().density(mean, spread, seen, data)
@@ -94,7 +96,7 @@ def single_output(likelihood: LinearFactor) -> str:
 
 def projected(kernel: Kernel, inducing: Inputs, x: Inputs) -> Float[Array, "N M"]:
     """a(x) = L⁻¹k(Z, x), a row for each input."""
-    factor = jnp.linalg.cholesky(raised(kernel(inducing)))
+    factor = jnp.linalg.cholesky(with_jitter(kernel(inducing)))
     return solve_triangular(factor, kernel(inducing, x), lower=True).T
 
 

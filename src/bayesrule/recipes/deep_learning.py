@@ -21,7 +21,7 @@ from ..families.discrete import Bernoulli
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.fixed import FixedGaussian
 from ..families.gaussian.low_rank import LowRankGaussian
-from ..families.start import Candidate
+from ..families.start import Start
 from ..points.base import Delta, Points
 from ..points.masks import Masks
 from ..points.relaxed import Relaxed, Sign
@@ -48,7 +48,7 @@ def sgd(rate: Number, *, momentum: Number | None = None, precision: Any = 1.0) -
     >>> float(state.q.mean), float(info.objective)                    # 0.1 of the mean's slope; the sum's value
     (0.2, 5.0)
     """
-    family = Candidate(FixedGaussian, precision, per_example=True)
+    family = Start(FixedGaussian, precision, per_example=True)
     return Rule(family, Delta(), Gradient(), Steps(rate, momentum=momentum), name="sgd", section="4.1")
 
 
@@ -96,7 +96,7 @@ def adam(
     rule = _adaptive(Delta(), SquaredGradient(), steps, Boundary(), name="adam", section="4.2")
     if initial_precision is None:
         return rule
-    return rule.replace(family=Candidate(DiagonalGaussian, initial_precision), name=rule.name)
+    return rule.replace(family=Start(DiagonalGaussian, initial_precision), name=rule.name)
 
 
 def dropout(
@@ -123,7 +123,7 @@ def dropout(
     >>> state.q.mean.shape
     (3, 1)
     """
-    slab = Candidate(FixedGaussian, per_example=True)
+    slab = Start(FixedGaussian, per_example=True)
     if keep_rate is None:
         family, points, steps = slab.dropped(keep), Masks(samples), Steps(rate)
     else:
@@ -264,7 +264,7 @@ def _steps(
 
 def _adaptive(points: Points, curvature: Curvature, steps: Steps, guard: Guard, *, name: str, section: str) -> Rule:
     """A diagonal Gaussian that starts from its prior: v = 0."""
-    family = Candidate(DiagonalGaussian, 0.0, per_example=True, prior=True)
+    family = Start(DiagonalGaussian, 0.0, per_example=True, prior=True)
     return Rule(family, points, curvature, steps, guard, name=name, section=section)
 
 
@@ -293,5 +293,5 @@ def _online(
     plain = not relative and isinstance(damping, float | int) and damping == 0
     scaling = None if plain else Scaling(damping, start=curvature if relative else None)
     steps = _steps(rate, decay, average, scaling, temperature)
-    first = Candidate(family, curvature, per_example=True, prior=True, **(choices or {}))
+    first = Start(family, curvature, per_example=True, prior=True, **(choices or {}))
     return Rule(first, points, measured, steps, guard or Boundary(), name=name, section="4.4")

@@ -10,7 +10,7 @@ from ..factor_graph.sites import Sites
 from ..families.base import ExponentialFamily
 from ..families.discrete import Categorical
 from ..families.product import Product
-from ..families.start import Candidate
+from ..families.start import Start
 from ..points.base import Exact
 from ..points.quadrature import Enumeration
 from ..rule.rule import Rule
@@ -112,7 +112,7 @@ def em(*parameters: str, rate: Number = 1.0, order: Order = None, m_steps: int =
     Product with theta at its peak
     """
     sweep = Sweep(order, local=1, peaks=m_steps, tolerance=tolerance)
-    family = Candidate(Product).peaked(*parameters)
+    family = Start(Product).peaked(*parameters)
     return Rule(family, Exact(), Gradient(), Steps(rate, sweep=sweep), name="em", section="5.2")
 
 

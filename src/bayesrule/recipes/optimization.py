@@ -11,7 +11,7 @@ from ..curvature.hessian import Hessian
 from ..families.gaussian.fixed import FixedGaussian
 from ..families.gaussian.full import Gaussian
 from ..families.latent.mixture import Mixture
-from ..families.start import Candidate
+from ..families.start import Start
 from ..points.base import Delta
 from ..points.sampling import MonteCarlo
 from ..rule.multistart import Search
@@ -98,7 +98,7 @@ def multimodal(
     [(-1.012, -0.101), (0.987, 0.099)]
     """
     return Rule(
-        Candidate(Mixture, component=Gaussian, learnt=False),
+        Start(Mixture, component=Gaussian, learnt=False),
         Delta(),
         Hessian(),
         Steps(rate, temperature=temperature, units="fraction"),

@@ -120,7 +120,7 @@ def multimodal(rule: Rule) -> float:
     last, seen = jax.jit(lambda state: jax.lax.scan(body, state, None, length=60))(first)
     means, precisions = _repelled(starts, wide, steps=5)
     stepped = max(apart(seen[0][:5], means, starts), apart(seen[1][:5], precisions))
-    ours = np.asarray(last.found.position)[np.asarray(last.found.hits) > 0]
+    ours = np.asarray(last.search.position)[np.asarray(last.search.hits) > 0]
     grid = np.stack(np.meshgrid(*[np.linspace(-5, 5, 7)] * 2), axis=-1).reshape(-1, 2)
     ends = [scipy.optimize.minimize(_value, x, jac=_slope, method="BFGS").x for x in grid]
     theirs = np.array([scipy.optimize.root(_slope, x, jac=_hessian, tol=1e-14).x for x in ends])

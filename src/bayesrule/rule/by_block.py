@@ -37,7 +37,7 @@ def sweeps(rule: Any, objective: Any, batch: PyTree) -> bool:
     return rule.steps.sweep is not None or (weighted and bool(objective.local))
 
 
-def advance_blocks(
+def step_blocks(
     rule: Any, model: Model, state: State, batch: PyTree, key: Any, diagnose: bool, strict: bool
 ) -> tuple[State, Info, None]:
     """`Rule.advance`, block by block: section 5.2's coordinate-wise steps."""

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from ..curvature.measurement import Measured
+from ..curvature.measurement import Measurement
 from ..objectives.objective import Objective
 from ..steps.schedule import at
 from ..steps.step import Step
@@ -28,7 +28,7 @@ def on_each(q: Any, function: Callable[..., Any], key: Any, *trees: PyTree) -> A
     )
 
 
-def advance_each(
+def step_components(
     rule: Any,
     objective: Objective,
     state: State,
@@ -36,8 +36,8 @@ def advance_each(
     key: Any,
     diagnose: bool,
     strict: bool,
-    measured: Measured | None,
-) -> tuple[State, Info, Measured | None]:
+    measured: Measurement | None,
+) -> tuple[State, Info, Measurement | None]:
     """`Rule.advance` for a mixture: component k's step is on the loss ℓ̄ − τ log r_k (`eq:exp-von1`, `eq:exp-von2`).
 
     Each component has its own guard, which judges its step with the others where they were. The weights move last, as
@@ -45,19 +45,19 @@ def advance_each(
     and one for each component.
     """
     search = rule.search
-    ages = jnp.full(state.q.count, state.count) if search is None else state.found.ages
-    state = dataclasses.replace(state, q=state.q.with_parts(state.q.each(rule.tempered, ages), state.q.choice))
+    ages = jnp.full(state.q.count, state.count) if search is None else state.search.ages
+    state = dataclasses.replace(state, q=state.q.with_parts(state.q.each(rule.at_temperature, ages), state.q.choice))
     heat = None
     if search is not None:
         measured = rule.measure(objective, state.q, batch, state.aux, key) if measured is None else measured
-        state, measured = search.tended(rule, objective, state, measured, batch, key)
-        ages, heat = state.found.ages, state.found.spread
+        state, measured = search.restart_converged(rule, objective, state, measured, batch, key)
+        ages, heat = state.search.ages, state.search.loss_scale
     q = state.q
 
     def one(component: Any, key: Any, repulsion: Any, age: Array, average: Any, scale: Any, measured: Any) -> tuple:
         alone = State(component, age, None, average, state.aux, scale)
         how: dict[str, Any] = {"diagnose": diagnose or search is not None, "strict": strict, "measured": measured}
-        return rule.advance(objective, alone, batch, key, tilt=repulsion, heat=heat, **how)
+        return rule.advance(objective, alone, batch, key, latent_correction=repulsion, heat=heat, **how)
 
     after, seen, there = on_each(q, one, key, ages, state.average, state.scale, measured)
     temperature = at(rule.steps.temperature, state.count) * (1.0 if heat is None else heat)
@@ -65,7 +65,7 @@ def advance_each(
     step = Step(seen.loss, None, rate, rate, temperature)
     good = jnp.all(seen.finite)
     choice = jax.tree.map(lambda new, old: jnp.where(good, new, old), q.chosen(step), q.choice)
-    found = None if search is None else search.noted(state.found, seen)
+    found = None if search is None else search.noted(state.search, seen)
     moved, aux = q.with_parts(after.q, choice), q.average(after.aux)
     new = State(moved, state.count + 1, None, after.average, aux, after.scale, found)
     info = _together(q, seen, step, diagnose)

@@ -20,7 +20,7 @@ from ..families.latent.mixture import Mixture
 from ..families.latent.skew_gaussian import SkewGaussian
 from ..families.latent.spike_slab import SpikeSlab
 from ..families.product import Product
-from ..families.start import Candidate
+from ..families.start import Start
 from ..points.base import Delta, Exact, Points
 from ..points.by_block import Each
 from ..points.masks import Masks
@@ -40,7 +40,7 @@ _FITTING = {
 }
 
 
-def check(family: Candidate, points: Points, curvature: Curvature, steps: Any, guard: Any, member: Any = None) -> None:
+def check(family: Start, points: Points, curvature: Curvature, steps: Any, guard: Any, member: Any = None) -> None:
     """Raise unless these pieces make an algorithm for this kind of family (and this member of it)."""
     kind = family.kind if member is None else type(member)
     if issubclass(kind, Mixture):
@@ -49,7 +49,7 @@ def check(family: Candidate, points: Points, curvature: Curvature, steps: Any, g
                 "The components of a mixture move side by side: use GradientAverage instead of natural momentum, and "
                 "neither the reverse nor the lazy form."
             )
-        member = None if member is None else member.mover
+        member = None if member is None else member.component_prototype
         kind = family.part if member is None else type(member)
         _check_components(kind, points, member)
     conditional = issubclass(kind, ConditionalFamily)

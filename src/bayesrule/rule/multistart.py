@@ -12,7 +12,7 @@ from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..curvature.average import plus
-from ..curvature.measurement import Measured
+from ..curvature.measurement import Measurement
 from ..families.base import Family
 from ..numerics.trees import ravel, unravel
 from ..objectives.objective import Objective
@@ -21,11 +21,11 @@ from .state import Info, State
 _CLOSE = 0.05  # of the box: a landing from further off says little of where a minimum is
 
 
-class Found(eqx.Module):
+class SearchRecord(eqx.Module):
     """The minima found so far (M places, those with hits taken) and where each of the K components is in its life.
 
     `measures` counts how often a component's loss was measured, `idle` for how many steps all of them have been stuck;
-    `spread` is the standard deviation of ℓ̄ over the first starts, the unit of the temperature.
+    `loss_scale` is the standard deviation of ℓ̄ over the first starts, the unit of the temperature.
     """
 
     position: Float[Array, "M P"]
@@ -37,7 +37,7 @@ class Found(eqx.Module):
     seeds: Int[Array, ""]
     measures: Int[Array, ""]
     idle: Int[Array, ""]
-    spread: Float[Array, ""]
+    loss_scale: Float[Array, ""]
     low: Float[Array, " P"]
     high: Float[Array, " P"]
     shift: Float[Array, " P"]
@@ -90,16 +90,16 @@ class Search(eqx.Module):
 
     def check(self, family: Any) -> None:
         """Raise unless Newton's steps can be told from what is measured."""
-        if not family.kind.stacked or family.structure != "full":
+        if not family.kind.is_mixture or family.structure != "full":
             raise ValueError(
                 f"A search takes Newton's steps: it moves a Mixture of Gaussians with a full precision, not a {family}."
             )
 
-    def first(self, params: PyTree, family: Any, key: Any) -> tuple[Family, Found]:
+    def first(self, params: PyTree, family: Any, key: Any) -> tuple[Family, SearchRecord]:
         """The mixture to start from (K starts along a leading axis, a mixture, or None for a design over the box)."""
         given: Any = params
         if isinstance(params, Family):
-            if not params.stacked:
+            if not params.is_mixture:
                 raise ValueError(f"A search moves a mixture, and the start is a {type(params).__name__}.")
             given = given.each(lambda c: c.mean)
         if self.bounds is None and given is None:
@@ -118,7 +118,7 @@ class Search(eqx.Module):
         shift = jnp.full_like(low, 0.5)
         if key is not None:
             shift = jax.random.uniform(jax.random.fold_in(key, 0x5EED), low.shape, low.dtype)
-        found = Found(
+        found = SearchRecord(
             position=jnp.zeros((self.memory, low.size), low.dtype),
             value=jnp.full(self.memory, jnp.inf, low.dtype),
             hits=jnp.zeros(self.memory, low.dtype),
@@ -128,7 +128,7 @@ class Search(eqx.Module):
             seeds=jnp.asarray(count if given is None else 0),
             measures=jnp.asarray(count),
             idle=jnp.asarray(0),
-            spread=jnp.full((), jnp.nan, low.dtype),  # not measured yet
+            loss_scale=jnp.full((), jnp.nan, low.dtype),  # not measured yet
             low=low,
             high=high,
             shift=shift,
@@ -138,7 +138,7 @@ class Search(eqx.Module):
         starts = ravel(given, 1) if given is not None else self._spread(found, jnp.arange(count))
         return self._around(starts, found, like, family), found
 
-    def _spread(self, found: Found, index: Int[Array, " K"]) -> Float[Array, "K P"]:
+    def _spread(self, found: SearchRecord, index: Int[Array, " K"]) -> Float[Array, "K P"]:
         """Points of the box: an additive recurrence with the generalised golden ratio, whose every stretch is even.
 
         In the compiled loop, where SciPy's sequences cannot go.
@@ -151,7 +151,7 @@ class Search(eqx.Module):
         place = jnp.mod(found.shift + (index[:, None] + 1) * steps, 1.0)
         return found.low + (found.high - found.low) * place
 
-    def _around(self, starts: Float[Array, "K P"], found: Found, like: PyTree, family: Any) -> Any:
+    def _around(self, starts: Float[Array, "K P"], found: SearchRecord, like: PyTree, family: Any) -> Any:
         """Components that share the box among them, around these starts."""
         width = (found.high - found.low) * starts.shape[0] ** (-1 / found.low.size)
         precision = unravel(1 / width**2, like)
@@ -159,11 +159,11 @@ class Search(eqx.Module):
 
     # Between two steps.
 
-    def tended(
-        self, rule: Any, objective: Objective, state: State, measured: Measured, batch: PyTree, key: Any
-    ) -> tuple[State, Measured]:
+    def restart_converged(
+        self, rule: Any, objective: Objective, state: State, measured: Measurement, batch: PyTree, key: Any
+    ) -> tuple[State, Measurement]:
         """Who is done is recorded and begins anew; what was measured there is measured again."""
-        q, found = state.q, state.found
+        q, found = state.q, state.search
         means = q.each(lambda c: c.mean)
         flat, (value, slope, hessian) = ravel(means, 1), q.each(lambda c, seen: _whole(objective, c, seen), measured)
         span = found.high - found.low
@@ -196,12 +196,12 @@ class Search(eqx.Module):
         ones = landing, value, convex & ~collapsed, done & ~collapsed, masses, reach
         (position, values, hits), ended = jax.lax.scan(record, (found.position, found.value, found.hits), ones)
         free = ended | lost | collapsed
-        spread = jnp.asarray(jnp.where(jnp.isnan(found.spread), unit, found.spread), found.spread.dtype)
-        found = dataclasses.replace(found, position=position, value=values, hits=hits, masses=masses, spread=spread)
-        return self._restarted(rule, objective, dataclasses.replace(state, found=found), measured, free, batch, key)
+        spread = jnp.asarray(jnp.where(jnp.isnan(found.loss_scale), unit, found.loss_scale), found.loss_scale.dtype)
+        found = dataclasses.replace(found, position=position, value=values, hits=hits, masses=masses, loss_scale=spread)
+        return self._restarted(rule, objective, dataclasses.replace(state, search=found), measured, free, batch, key)
 
     def _collapsed(
-        self, place: Array, landing: Array, convex: Array, reach: Array, found: Found
+        self, place: Array, landing: Array, convex: Array, reach: Array, found: SearchRecord
     ) -> tuple[Float[Array, " K"], Bool[Array, " K"]]:
         """Who has collapsed onto a component before it in the row, and everybody's mass when those have joined."""
         gap = lambda x: jnp.max(jnp.abs(x[:, None] - x[None, :]), axis=2)
@@ -214,15 +214,17 @@ class Search(eqx.Module):
         return masses, collapsed
 
     def _restarted(
-        self, rule: Any, objective: Objective, state: State, measured: Measured, free: Array, batch: PyTree, key: Any
-    ) -> tuple[State, Measured]:
-        q, found = state.q, state.found
+        self, rule: Any, objective: Objective, state: State, measured: Measurement, free: Array, batch: PyTree, key: Any
+    ) -> tuple[State, Measurement]:
+        q, found = state.q, state.search
         rank = jnp.cumsum(free) - 1
         like = jax.tree.map(lambda x: x[0], q.each(lambda c: c.mean))
         fresh = self._around(self._spread(found, found.seeds + rank), found, like, rule.family)
         choose = lambda new, old: jax.tree.map(lambda n, o: jnp.where(_along(free, o), n, o), new, old)
         q = q.with_parts(choose(fresh.components, q.components), q.choice)
-        average, scale = choose(q.each(lambda c: rule.beginnings(c, objective)[1:]), (state.average, state.scale))
+        average, scale = choose(
+            q.each(lambda c: rule.initial_accumulators(c, objective)[1:]), (state.average, state.scale)
+        )
         found = dataclasses.replace(
             found,
             ages=jnp.where(free, 0, found.ages),
@@ -233,24 +235,24 @@ class Search(eqx.Module):
         again = None if key is None else jax.random.clone(key)  # the same points, on purpose
         there = lambda: choose(rule.measure(objective, q, batch, state.aux, again), measured)
         measured = jax.lax.cond(jnp.any(free), there, lambda: measured)
-        return dataclasses.replace(state, q=q, average=average, scale=scale, found=found), measured
+        return dataclasses.replace(state, q=q, average=average, scale=scale, search=found), measured
 
-    def noted(self, found: Found, seen: Info) -> Found:
+    def noted(self, found: SearchRecord, seen: Info) -> SearchRecord:
         """What the steps of all components showed."""
-        looks = jnp.ones_like(found.ages) if seen.looks is None else seen.looks
+        evaluations = jnp.ones_like(found.ages) if seen.evaluations is None else seen.evaluations
         stuck = ~(seen.finite & seen.inside)
         idle = jnp.where(jnp.all(stuck), found.idle + 1, 0)
-        measures = found.measures + jnp.sum(looks)
+        measures = found.measures + jnp.sum(evaluations)
         return dataclasses.replace(found, ages=found.ages + 1, stuck=stuck, idle=idle, measures=measures)
 
-    def alive(self, found: Found) -> Array:
+    def alive(self, found: SearchRecord) -> Array:
         """Whether any component has taken a step in the last `patience` of them."""
         return found.idle < self.patience
 
 
-def _whole(objective: Objective, q: Any, measured: Measured) -> tuple[Array, Array, Array]:
+def _whole(objective: Objective, q: Any, measured: Measurement) -> tuple[Array, Array, Array]:
     """ℓ̄ at a component and its derivatives: the data's and the regularizer's."""
-    added = q.lifted(*objective.regularizer.derivatives(q.gaussian))
+    added = q.from_gaussian_terms(*objective.regularizer.derivatives(q.gaussian))
     gradient, hessian = plus(q, (measured.gradient, measured.curvature), added)
     return measured.value + objective.regularizer.at_mean(q.gaussian), ravel(gradient), hessian
 

@@ -12,18 +12,18 @@ from jaxtyping import Array, PyTree
 
 from ..curvature.average import plus, repelled
 from ..curvature.base import Curvature, keys
-from ..curvature.measurement import Measured
+from ..curvature.measurement import Measurement
 from ..factor_graph.model import Model
 from ..families.base import Family
-from ..families.start import Candidate, as_candidate
+from ..families.start import Start, as_start
 from ..objectives.objective import Objective, as_objective
 from ..points.base import Points
 from ..steps.guards import Backtracking, Guard, NoGuard
 from ..steps.schedule import Scheduled, at
 from ..steps.step import Step
 from ..steps.steps import Steps
-from .by_block import advance_blocks, sweeps
-from .by_component import advance_each, on_each
+from .by_block import step_blocks, sweeps
+from .by_component import on_each, step_components
 from .compatibility import check
 from .state import Info, State
 
@@ -46,7 +46,7 @@ class Rule(eqx.Module):
     (0.0, 2.0)
     """
 
-    family: Candidate
+    family: Start
     points: Points
     curvature: Curvature
     steps: Steps
@@ -67,7 +67,7 @@ class Rule(eqx.Module):
         name: str = "rule",
         section: str = "",
     ):
-        self.family = as_candidate(family)
+        self.family = as_start(family)
         self.points, self.curvature, self.steps = points, curvature, steps
         self.guard, self.search = NoGuard() if guard is None else guard, search
         self.name, self.section = name, section
@@ -104,13 +104,13 @@ class Rule(eqx.Module):
         q: Any = self.family.start(params, objective, at(self.steps.temperature, 0))
         check(self.family, self.points, self.curvature, self.steps, self.guard, q)
         count, aux = jnp.zeros((), int), self.curvature.first(objective, q)
-        if q.stacked:
-            average, scale = q.each(lambda member: self.beginnings(member, objective)[1:])
+        if q.is_mixture:
+            average, scale = q.each(lambda member: self.initial_accumulators(member, objective)[1:])
             return State(q, count, None, average, aux, scale, found)
-        previous, average, scale = self.beginnings(q, objective)
+        previous, average, scale = self.initial_accumulators(q, objective)
         return State(q, count, previous, average, aux, scale)
 
-    def beginnings(self, q: Any, objective: Objective | None) -> tuple[Any, PyTree, PyTree]:
+    def initial_accumulators(self, q: Any, objective: Objective | None) -> tuple[Any, PyTree, PyTree]:
         """What momentum, averaging and scaling begin with."""
         average = None
         if self.steps.average is not None:
@@ -134,16 +134,24 @@ class Rule(eqx.Module):
         """One update from a batch of examples (or none, for a plain function): pure, and jittable."""
         return self.advance(objective, state, batch, key)[:2]
 
-    def measure(self, objective: Objective, q: Any, batch: PyTree, aux: PyTree, key: Any, tilt: Any = None) -> Measured:
-        """E_q of the data's loss and of its derivatives at q, and of `tilt`; of a mixture, at every component."""
-        if q.stacked:
-            return on_each(q, lambda c, k, tilt: self.measure(objective, c, batch, aux, k, tilt), key)
+    def measure(
+        self, objective: Objective, q: Any, batch: PyTree, aux: PyTree, key: Any, latent_correction: Any = None
+    ) -> Measurement:
+        """E_q of the data's loss, of its derivatives and of `latent_correction` at q; of a mixture, at each component."""
+        if q.is_mixture:
+            return on_each(
+                q, lambda c, k, latent_correction: self.measure(objective, c, batch, aux, k, latent_correction), key
+            )
         measured = self.curvature.measure(objective, q, self.points, batch, aux, key)
-        return measured if tilt is None else self._repelled(objective, q, measured, key, tilt)
+        return measured if latent_correction is None else self._repelled(objective, q, measured, key, latent_correction)
 
-    def _repelled(self, objective: Objective, q: Any, measured: Measured, key: Any, tilt: Any) -> Measured:
+    def _repelled(
+        self, objective: Objective, q: Any, measured: Measurement, key: Any, latent_correction: Any
+    ) -> Measurement:
         point_key = keys(self.points, objective, key)[0]
-        return dataclasses.replace(measured, tilt=repelled(tilt, self.curvature, q, self.points, point_key))
+        return dataclasses.replace(
+            measured, latent_correction=repelled(latent_correction, self.curvature, q, self.points, point_key)
+        )
 
     def advance(
         self,
@@ -154,10 +162,10 @@ class Rule(eqx.Module):
         *,
         diagnose: bool = False,
         strict: bool = False,
-        measured: Measured | None = None,
-        tilt: Any = None,
+        measured: Measurement | None = None,
+        latent_correction: Any = None,
         heat: Any = None,
-    ) -> tuple[State, Info, Measured | None]:
+    ) -> tuple[State, Info, Measurement | None]:
         """`step`, and with `diagnose` also the bound and the decrement.
 
         A loss that is not finite leaves q as it was. With `strict` so does a gradient that is not finite in any entry;
@@ -165,25 +173,27 @@ class Rule(eqx.Module):
         anything moves takes one more pass over the gradient: at 10⁷ parameters a quarter of SGD's time.
 
         Where the guard had to measure the objective at the new q, that comes back too, and can be handed to the next
-        step as `measured` if the batch and the points stay the same. A component of a mixture has `tilt`, a term of the
-        entropy beside its own, and in a search `heat`, what the temperature is multiplied by.
+        step as `measured` if the batch and the points stay the same. A component of a mixture has `latent_correction`,
+        a term of the entropy beside its own, and in a search `heat`, what the temperature is multiplied by.
         """
         objective = as_objective(objective)
         self._check_state(objective, state)
         if sweeps(self, objective, batch):
-            return advance_blocks(self, objective, state, batch, key, diagnose, strict)
-        if state.q.stacked:
-            return advance_each(self, objective, state, batch, key, diagnose, strict, measured)
-        if tilt is None:  # a mixture has seen to it for all of its components
-            state = dataclasses.replace(state, q=self.tempered(state.q, state.count))
+            return step_blocks(self, objective, state, batch, key, diagnose, strict)
+        if state.q.is_mixture:
+            return step_components(self, objective, state, batch, key, diagnose, strict, measured)
+        if latent_correction is None:  # a mixture has seen to it for all of its components
+            state = dataclasses.replace(state, q=self.at_temperature(state.q, state.count))
         q = state.q
         if measured is None:
-            measured = self.measure(objective, q, batch, state.aux, key, tilt)
-        elif tilt is not None:  # the other components have moved since
-            measured = self._repelled(objective, q, measured, key, tilt)
-        finite = jnp.isfinite(measured.value) & _all_finite((measured.gradient, measured.curvature, measured.tilt))
+            measured = self.measure(objective, q, batch, state.aux, key, latent_correction)
+        elif latent_correction is not None:  # the other components have moved since
+            measured = self._repelled(objective, q, measured, key, latent_correction)
+        finite = jnp.isfinite(measured.value) & _all_finite(
+            (measured.gradient, measured.curvature, measured.latent_correction)
+        )
         go, seen = None, measured
-        if self.lean(q):
+        if self.rejects_by_zero_rate(q):
             go = jnp.asarray(finite if strict else jnp.isfinite(measured.value), float)
             seen = dataclasses.replace(
                 measured, gradient=_finite_part(measured.gradient), curvature=_finite_part(measured.curvature)
@@ -193,9 +203,9 @@ class Rule(eqx.Module):
         bound = self._bound(objective, q, measured, step) if diagnose else None
         decrement = q.decrement(step) if diagnose else None
 
-        def assess(candidate: Any) -> tuple[Array, Measured]:
+        def assess(candidate: Any) -> tuple[Array, Measurement]:
             again = None if key is None else jax.random.clone(key)  # the same points, on purpose
-            there = self.measure(objective, candidate, batch, state.aux, again, tilt)
+            there = self.measure(objective, candidate, batch, state.aux, again, latent_correction)
             return self._loss(objective, candidate, there, step.temperature), there
 
         before = self._loss(objective, q, measured, step.temperature)
@@ -213,34 +223,36 @@ class Rule(eqx.Module):
         after = State(taken.q, state.count + 1, previous, average, aux, scale)
         after = self._kept(state, after, finite & (taken.fraction > 0) if go is None else go > 0)
         rate = jnp.asarray(at(self.steps.rates.mean, state.count), float) * taken.fraction
-        loss = None if tilt is None else self._energy(objective, q, measured, step, step.temperature)
-        info = Info(value, rate, taken.acted, taken.fraction, finite, taken.inside, bound, decrement, loss, taken.looks)
+        loss = None if latent_correction is None else self._energy(objective, q, measured, step, step.temperature)
+        info = Info(
+            value, rate, taken.acted, taken.fraction, finite, taken.inside, bound, decrement, loss, taken.evaluations
+        )
         return after, info, taken.measured
 
-    def tempered(self, q: Any, count: Array) -> Any:
+    def at_temperature(self, q: Any, count: Array) -> Any:
         """Under a temperature schedule, q with the precision S = (Nv + δ)/τ at the temperature of this step."""
-        if not self.warming:
+        if not self.follows_temperature_schedule:
             return q
         temperature = self.steps.temperature
-        return q.sharpened(at(temperature, jnp.maximum(count - 1, 0)) / at(temperature, count))
+        return q.with_scaled_precision(at(temperature, jnp.maximum(count - 1, 0)) / at(temperature, count))
 
     @property
-    def warming(self) -> bool:
+    def follows_temperature_schedule(self) -> bool:
         """Whether q's precision follows a temperature schedule from step to step."""
         return self.steps.units == "fraction" and isinstance(self.steps.temperature, Scheduled)
 
-    def lean(self, q: Any) -> bool:
+    def rejects_by_zero_rate(self, q: Any) -> bool:
         """Whether a bad step is one with rates of zero: to choose between old and new would hold both at once.
 
         Not where a bad step has more to undo: a guard's halvings, the lazy sum, a precision at a new temperature.
         """
-        simple = not (self.steps.lazy or self.warming or isinstance(self.guard, Backtracking))
+        simple = not (self.steps.lazy or self.follows_temperature_schedule or isinstance(self.guard, Backtracking))
         return simple and q.elementwise
 
     def _kept(self, state: State, after: State, good: Array) -> State:
         """The new state, or the old one where the step was not good."""
         select = lambda new, old: jax.tree.map(lambda n, o: jnp.where(good, n, o), new, old)
-        if self.lean(state.q):
+        if self.rejects_by_zero_rate(state.q):
             return dataclasses.replace(
                 after, previous=select(after.previous, state.previous), aux=select(after.aux, state.aux)
             )
@@ -253,17 +265,17 @@ class Rule(eqx.Module):
             return objective.bound(q, batch, key)
         aux = objective.aux if aux is None else aux
 
-        def of(q: Any, key: Any, tilt: Any = None) -> Array:
-            previous, average, scale = self.beginnings(q, objective)
+        def of(q: Any, key: Any, latent_correction: Any = None) -> Array:
+            previous, average, scale = self.initial_accumulators(q, objective)
             state = State(q, jnp.zeros((), int), previous, average, aux, scale)
-            measured = self.measure(objective, q, batch, aux, key, tilt)
+            measured = self.measure(objective, q, batch, aux, key, latent_correction)
             return self._bound(objective, q, measured, self.formed(objective, state, measured)[0])
 
-        return q.average(on_each(q, of, key)) + q.choice.entropy() if q.stacked else of(q, key)
+        return q.average(on_each(q, of, key)) + q.choice.entropy() if q.is_mixture else of(q, key)
 
     def _check_state(self, objective: Objective, state: State) -> None:
-        if (self.search is None) != (state.found is None) and state.q.stacked:
-            made = "without a search" if state.found is None else "by a search"
+        if (self.search is None) != (state.search is None) and state.q.is_mixture:
+            made = "without a search" if state.search is None else "by a search"
             raise ValueError(f"This state was made {made}: start again with rule.init(state.q).")
         if (self.steps.momentum is not None or self.steps.lazy) and state.previous is None:
             raise ValueError("This state was made by a rule without momentum: start again with rule.init(state.q).")
@@ -281,21 +293,21 @@ class Rule(eqx.Module):
             raise ValueError("This objective carries aux along: make the state with rule.init(params, objective).")
 
     def formed(
-        self, objective: Objective, state: State, measured: Measured, go: Array | None = None, heat: Any = None
+        self, objective: Objective, state: State, measured: Measurement, go: Array | None = None, heat: Any = None
     ) -> tuple[Step, PyTree]:
         """The step: the data's derivatives and the regularizer's, averaged, with their rates.
 
         All of the rates are multiplied by `go`: 1, or 0 for a step that must not be taken.
         """
         steps, count = self.steps, state.count
-        added = state.q.lifted(*objective.regularizer.derivatives(state.q.gaussian))
+        added = state.q.from_gaussian_terms(*objective.regularizer.derivatives(state.q.gaussian))
         gradient, curvature, average = measured.gradient, measured.curvature, state.average
         if steps.average is not None and steps.average.over == "data":
             average, gradient = steps.average.updated(average, gradient, count, go)
         temperature = jnp.asarray(at(steps.temperature, count), float) * (1.0 if heat is None else heat)
         gradient, curvature = plus(state.q, (gradient, curvature), added)
-        if measured.tilt is not None:
-            pull = _times(temperature, (measured.tilt.gradient, measured.tilt.curvature))
+        if measured.latent_correction is not None:
+            pull = _times(temperature, (measured.latent_correction.gradient, measured.latent_correction.curvature))
             gradient, curvature = plus(state.q, (gradient, curvature), pull)
         if steps.average is not None and steps.average.over == "total":
             average, gradient = steps.average.updated(average, gradient, count, go)
@@ -323,25 +335,27 @@ class Rule(eqx.Module):
         q = q.gaussian
         return objective.regularizer.at_mean(q) if self.points.delta else objective.regularizer.expected(q)
 
-    def _loss(self, objective: Objective, q: Any, measured: Measured, temperature: Any) -> Array:
+    def _loss(self, objective: Objective, q: Any, measured: Measurement, temperature: Any) -> Array:
         """What a step should lower: ℓ̄(m) under the delta method, else E_q ℓ̄ − τH(q)."""
         total = measured.value + self._regularizer(objective, q)
-        if measured.tilt is not None:
-            total = total + temperature * measured.tilt.value
+        if measured.latent_correction is not None:
+            total = total + temperature * measured.latent_correction.value
         return total if self.points.delta else total - temperature * jnp.sum(q.joint_entropy())
 
-    def _energy(self, objective: Objective, q: Any, measured: Measured, step: Step, temperature: Any) -> Array:
+    def _energy(self, objective: Objective, q: Any, measured: Measurement, step: Step, temperature: Any) -> Array:
         """E_q ℓ̄ − τH(q); under the delta method to second order in θ − m."""
         loss = self._loss(objective, q, measured, temperature)
         if not self.points.delta:
             return loss
         curvature = step.curvature
-        if measured.tilt is not None and curvature is not None:  # at this temperature, which may not be the step's
-            curvature = q.added(curvature, _times(temperature - step.temperature, measured.tilt.curvature))
+        if (
+            measured.latent_correction is not None and curvature is not None
+        ):  # at this temperature, which may not be the step's
+            curvature = q.added(curvature, _times(temperature - step.temperature, measured.latent_correction.curvature))
         second = 0.0 if curvature is None else 0.5 * q.trace(curvature)
         return loss + second - temperature * jnp.sum(q.joint_entropy())
 
-    def _bound(self, objective: Objective, q: Any, measured: Measured, step: Step) -> Array:
+    def _bound(self, objective: Objective, q: Any, measured: Measurement, step: Step) -> Array:
         """The evidence lower bound −E_q ℓ̄ + H(q); under the delta method to second order in θ − m."""
         return -self._energy(objective, q, measured, step, 1.0)
 

@@ -17,7 +17,12 @@ class State(eqx.Module):
     average: PyTree = None
     aux: PyTree = None
     scale: PyTree = None
-    found: Any = None
+    search: Any = None
+
+    @property
+    def found(self) -> Any:
+        """The former name of `search`."""
+        return self.search
 
 
 class Info(eqx.Module):
@@ -27,7 +32,7 @@ class Info(eqx.Module):
     plain step would have left Ω, `fraction` how much of it was taken. `finite` and `inside` say whether the loss and
     its derivatives were finite numbers and the new λ in Ω; what was not finite leaves q as it was. `bound` is
     the evidence lower bound and `decrement` the nats still to gain (½⟨∇, F∇⟩ of the natural gradient), where they
-    were asked for. `loss` is what a component of a mixture lowers, its E_q ℓ̄ − τH(q), `looks` how often the guard
+    were asked for. `loss` is what a component of a mixture lowers, its E_q ℓ̄ − τH(q), `evaluations` how often the guard
     measured it. `blocks` is the fraction of its step that each block of a sweep took; a sweep that is
     not followed by its bound (on mini-batches) has as `objective` the factors that touch the last block.
     """
@@ -41,5 +46,10 @@ class Info(eqx.Module):
     bound: Any = None
     decrement: Any = None
     loss: Any = None
-    looks: Any = None
+    evaluations: Any = None
     blocks: Any = None
+
+    @property
+    def looks(self) -> Any:
+        """The former name of `evaluations`."""
+        return self.evaluations

@@ -15,7 +15,7 @@ from jaxtyping import Array
 from .step import Step
 
 
-class Taken(eqx.Module):
+class GuardedStep(eqx.Module):
     """A step that was taken: the new q, how much of the step it is, and what the guard saw."""
 
     q: Any
@@ -23,9 +23,9 @@ class Taken(eqx.Module):
     acted: Array
     inside: Array
     measured: Any = None
-    """What the objective looks like at the new q, where the guard had to look."""
-    looks: Any = None
-    """How often it looked."""
+    """What the objective evaluations like at the new q, where the guard had to look."""
+    evaluations: Any = None
+    """How often the guard measured the objective."""
 
 
 Assess = Callable[[Any], tuple[Array, Any]]
@@ -34,11 +34,11 @@ Assess = Callable[[Any], tuple[Array, Any]]
 class Guard(eqx.Module):
     """Takes a step and keeps λ in Ω."""
 
-    keeps: ClassVar[bool] = True
+    always_inside: ClassVar[bool] = True
     """Whether a step whose derivatives are finite never leaves Ω (or its boundary)."""
 
     @property
-    def looks(self) -> bool:
+    def evaluates(self) -> bool:
         """Whether it measures the objective at the new q."""
         return False
 
@@ -48,7 +48,7 @@ class Guard(eqx.Module):
         """What it does, for the printed derivation."""
 
     @abstractmethod
-    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> Taken:
+    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> GuardedStep:
         """q after the step. `assess` gives a candidate's loss, E_q ℓ̄ − τH(q), which should be within `limit`,
         and what was measured there."""
 
@@ -60,16 +60,16 @@ def _inside(q: Any) -> Array:
 class NoGuard(Guard):
     """The plain step, wherever it leads."""
 
-    keeps: ClassVar[bool] = False
+    always_inside: ClassVar[bool] = False
 
     @property
     def meaning(self) -> str:
         return "the plain step"
 
-    def take(self, q: Any, step: Step, assess: Any, limit: Any) -> Taken:
+    def take(self, q: Any, step: Step, assess: Any, limit: Any) -> GuardedStep:
         new = q.moved(step)
         inside = _inside(new)
-        return Taken(new, jnp.ones(()), ~inside, inside)
+        return GuardedStep(new, jnp.ones(()), ~inside, inside)
 
 
 class Boundary(Guard):
@@ -82,11 +82,11 @@ class Boundary(Guard):
     def meaning(self) -> str:
         return "the plain step; S may be 0 where no gradient was ever seen"
 
-    def take(self, q: Any, step: Step, assess: Any, limit: Any) -> Taken:
+    def take(self, q: Any, step: Step, assess: Any, limit: Any) -> GuardedStep:
         new = q.moved(step)
         finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(new) if jnp.issubdtype(x.dtype, jnp.inexact)]
         inside = jnp.all(jnp.stack(finite))
-        return Taken(new, jnp.ones(()), ~inside, inside)
+        return GuardedStep(new, jnp.ones(()), ~inside, inside)
 
 
 class Retraction(Guard):
@@ -100,9 +100,9 @@ class Retraction(Guard):
     def meaning(self) -> str:
         return "S' = S + ρ(H − S) + ½ρ²(H − S)S⁻¹(H − S), always positive definite"
 
-    def take(self, q: Any, step: Step, assess: Any, limit: Any) -> Taken:
+    def take(self, q: Any, step: Step, assess: Any, limit: Any) -> GuardedStep:
         new = q.moved(dataclasses.replace(step, retraction=True))
-        return Taken(new, jnp.ones(()), ~jnp.all(q.moved(step).proper()), _inside(new))
+        return GuardedStep(new, jnp.ones(()), ~jnp.all(q.moved(step).proper()), _inside(new))
 
 
 class Backtracking(Guard):
@@ -121,23 +121,23 @@ class Backtracking(Guard):
         return f"ρ is halved until λ ∈ Ω{' and the loss does not worsen' if self.monotone else ''}"
 
     @property
-    def looks(self) -> bool:
+    def evaluates(self) -> bool:
         return self.monotone
 
-    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> Taken:
+    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> GuardedStep:
         def unseen(candidate: Any) -> tuple[Array, Any]:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(assess, candidate))
 
         def body(carry: tuple) -> tuple:
-            _, fraction, count, _, acted, looks, _ = carry
+            _, fraction, count, _, acted, evaluations, _ = carry
             fraction = fraction / 2
             candidate = q.moved(step.shortened(fraction))
             inside = _inside(candidate)
             good, measured = inside, None
             if self.monotone:  # outside Ω there is nothing to look at
                 loss, measured = jax.lax.cond(inside, assess, unseen, candidate)
-                good, looks = inside & (loss <= limit), looks + inside
-            return candidate, fraction, count + 1, good, acted | ((count == 0) & ~inside), looks, measured
+                good, evaluations = inside & (loss <= limit), evaluations + inside
+            return candidate, fraction, count + 1, good, acted | ((count == 0) & ~inside), evaluations, measured
 
         def unfinished(carry: tuple) -> Array:
             return (carry[2] <= self.halvings) & ~carry[3]
@@ -145,9 +145,9 @@ class Backtracking(Guard):
         # The whole step is the first turn of the loop, so that looking is compiled once.
         never, nothing = jnp.zeros((), bool), jnp.zeros((), int)
         start = (q, 2 * jnp.ones(()), nothing, never, never, nothing, unseen(q)[1] if self.monotone else None)
-        new, fraction, _, good, acted, looks, measured = jax.lax.while_loop(unfinished, body, start)
+        new, fraction, _, good, acted, evaluations, measured = jax.lax.while_loop(unfinished, body, start)
         new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, q)
-        return Taken(new, jnp.where(good, fraction, 0.0), acted, good, measured, looks)
+        return GuardedStep(new, jnp.where(good, fraction, 0.0), acted, good, measured, evaluations)
 
     def __repr__(self) -> str:
         return f"Backtracking({'monotone=True' if self.monotone else ''})"

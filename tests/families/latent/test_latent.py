@@ -12,7 +12,7 @@ from jax.scipy.stats import multivariate_normal, norm
 
 import bayesrule as blr
 from bayesrule.families.latent.skew_gaussian import half_normal_rule
-from bayesrule.families.start import Candidate
+from bayesrule.families.start import Start
 
 MATRIX = np.array([[2.0, 0.6], [0.6, 1.0]])
 COVARIANCE = np.linalg.inv(MATRIX)
@@ -125,7 +125,7 @@ def test_grids(q):
         close(weights @ theta, q.mean)
         close(np.einsum("s,si,sj->ij", weights, theta - q.mean, theta - q.mean), q.covariance())
     theta, weights = q.grid(24)
-    value, gradient, curvature = jax.jit(jax.vmap(lambda t: q.tilt(t)))(theta)
+    value, gradient, curvature = jax.jit(jax.vmap(lambda t: q.latent_correction(t)))(theta)
     close(weights @ value, q.joint_entropy() - q.entropy(), 1e-7)
     close(weights @ (gradient if q is STUDENT else gradient["location"]), np.zeros(2), 1e-9)
     if q is STUDENT:  # an affine map of θ says nothing of w
@@ -381,13 +381,13 @@ def test_averaged_gradients_and_two_rates_and_a_file(tmp_path):
 
 
 def test_bare_parameters():
-    how = blr.Rule(Candidate(blr.StudentT, 2.0, dof=4.0), blr.MonteCarlo(1), blr.Hessian(), blr.Steps(0.1))
+    how = blr.Rule(Start(blr.StudentT, 2.0, dof=4.0), blr.MonteCarlo(1), blr.Hessian(), blr.Steps(0.1))
     q = how.init({"w": jnp.ones((2, 2))}).q
     assert q.dof == 4.0
     close(q.precision, 2 * np.eye(4))
     with pytest.raises(ValueError, match="pass a member, with its dof"):
         rule(blr.StudentT, blr.MonteCarlo(1)).init(jnp.zeros(2))
-    q = Candidate(blr.SkewGaussian, numbers={"skew": 0.5}).start(jnp.zeros(2))
+    q = Start(blr.SkewGaussian, numbers={"skew": 0.5}).start(jnp.zeros(2))
     close(q.skew, [0.5, 0.5])
     with pytest.raises(ValueError, match="pass a member, with its skew"):
         rule(blr.SkewGaussian, blr.MonteCarlo(1)).init(jnp.zeros(2))

@@ -84,7 +84,7 @@ def test_the_decrement_of_many_outputs():
     for size, exact in ((1e-2, True), (10.0, False)):
         step = Step(jax.tree.map(lambda g, size=size: size * g, gradient), None, 1.0, 1.0, 0.0)
         direction = q.direction(step)
-        expected = 0.5 * q.inner(direction, q.lowered(direction))
+        expected = 0.5 * q.inner(direction, q.fisher_product(direction))
         assert q.decrement(step) > (1 - 1e-5) * expected
         assert not exact or q.decrement(step) < (1 + 1e-5) * expected
 

@@ -126,7 +126,7 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
         variance = jax.tree.map(lambda m, s, a, b: 1 / s + b - 2 * m * a, self.mean, self.precision, *shift)
         return mean, variance
 
-    def displaced(self, shift: tuple[PyTree, PyTree]) -> Self:
+    def shifted_in_mu(self, shift: tuple[PyTree, PyTree]) -> Self:
         mean = jax.tree.map(jnp.add, self.mean, shift[0])
         precision = jax.tree.map(lambda m, s, a, b: s - s**2 * (b - 2 * m * a), self.mean, self.precision, *shift)
         return eqx.tree_at(lambda q: (q.mean, q.precision), self, (mean, precision))
@@ -166,7 +166,7 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
     def proper(self) -> Bool[Array, "..."]:
         return self._sum(jax.tree.map(lambda s: ~(jnp.isfinite(s) & (s > 0)), self.precision)) == 0
 
-    def raised(self, covector: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+    def to_natural_gradient(self, covector: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         def second(m: Array, s: Array, c: Array, d: Array) -> Array:
             return 0.5 * s**2 * (d - 2 * m * c)
 
@@ -215,7 +215,7 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
             )
         return eqx.tree_at(lambda q: (q.mean, q.precision), self, (mean, precision))
 
-    def sharpened(self, factor: Any) -> Self:
+    def with_scaled_precision(self, factor: Any) -> Self:
         precision = jax.tree.map(lambda s: jnp.asarray(factor, s.dtype) * s, self.precision)
         return eqx.tree_at(lambda q: q.precision, self, precision)
 

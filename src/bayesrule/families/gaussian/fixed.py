@@ -112,10 +112,10 @@ class FixedGaussian(GaussianFamily, ExponentialFamily):
     def mode(self) -> PyTree:
         return self.mean
 
-    def raised(self, covector: PyTree) -> PyTree:
+    def to_natural_gradient(self, covector: PyTree) -> PyTree:
         return self.times(covector)
 
-    def lowered(self, vector: PyTree) -> PyTree:
+    def fisher_product(self, vector: PyTree) -> PyTree:
         return self.solve(vector)
 
     def inside(self, natural: PyTree | None = None) -> Bool[Array, "..."]:
@@ -195,7 +195,7 @@ class FixedGaussian(GaussianFamily, ExponentialFamily):
             mean = jax.tree.map(push, mean, self.mean, step.previous.mean)
         return self._at(mean)
 
-    def sharpened(self, factor: Any) -> Self:
+    def with_scaled_precision(self, factor: Any) -> Self:
         return self  # it is fixed
 
     def decrement(self, step: Step) -> Float[Array, ""]:

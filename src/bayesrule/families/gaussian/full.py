@@ -109,7 +109,7 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         mean = self._vector(self.mean)
         return mean + shift[0], self.covariance() + _spread(shift, mean)
 
-    def displaced(self, shift: tuple[Array, Array]) -> Self:
+    def shifted_in_mu(self, shift: tuple[Array, Array]) -> Self:
         mean = self._vector(self.mean)
         change = self.precision @ _spread(shift, mean) @ self.precision
         return self._like(Gaussian(mean + shift[0], self.precision - change))
@@ -200,7 +200,7 @@ class Gaussian(GaussianFamily, ExponentialFamily):
     def prior_trace(self, other: GaussianFamily) -> Float[Array, "..."]:
         return jnp.sum(self.precision * other.covariance(), axis=(-2, -1))
 
-    def raised(self, covector: tuple[Array, Array]) -> tuple[Array, Array]:
+    def to_natural_gradient(self, covector: tuple[Array, Array]) -> tuple[Array, Array]:
         mean = self._vector(self.mean)
         first, second = covector
         outer = first[..., :, None] * mean[..., None, :]
@@ -239,7 +239,7 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         mean = self._vector(self.mean) + _solve(jnp.linalg.cholesky(precision), push)
         return eqx.tree_at(lambda q: (q.mean, q.precision), self, (self._tree(mean), precision))
 
-    def sharpened(self, factor: Any) -> Self:
+    def with_scaled_precision(self, factor: Any) -> Self:
         precision = jnp.asarray(factor, self.precision.dtype) * self.precision
         return eqx.tree_at(lambda q: q.precision, self, precision)
 

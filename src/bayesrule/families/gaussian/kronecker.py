@@ -194,7 +194,7 @@ class KroneckerGaussian(GaussianFamily):
         mean = jax.tree.map(lambda m, p: (m - jnp.asarray(step.rate, p.dtype) * p).astype(m.dtype), self.mean, push)
         return eqx.tree_at(lambda q: q.mean, new, mean)
 
-    def sharpened(self, factor: Any) -> Self:
+    def with_scaled_precision(self, factor: Any) -> Self:
         scaled = lambda tree: jax.tree.map(lambda x: jnp.asarray(factor, x.dtype) * x, tree)
         return eqx.tree_at(lambda q: (q.outputs, q.prior), self, (scaled(self.outputs), scaled(self.prior)))
 

@@ -174,7 +174,7 @@ class LowRankGaussian(GaussianFamily):
         push = jnp.asarray(step.rate, diagonal.dtype) * new._solve(self._vector(step.gradient))
         return eqx.tree_at(lambda q: q.mean, new, self._tree(self._vector(self.mean) - push))
 
-    def sharpened(self, factor: Any) -> Self:
+    def with_scaled_precision(self, factor: Any) -> Self:
         factor = jnp.asarray(factor, self.diagonal.dtype)
         return eqx.tree_at(
             lambda q: (q.diagonal, q.factor), self, (factor * self.diagonal, jnp.sqrt(factor) * self.factor)

@@ -95,11 +95,11 @@ class SharedGaussian(ExponentialFamily):
         """m and every row's covariance, one for all of them, with μ displaced: N dV = dμ₂ − dμ₁ᵀm − mᵀdμ₁."""
         return self.mean + shift[0], (self.covariance() + self._spread(shift))[..., None, :, :]
 
-    def displaced(self, shift: Pair) -> Self:
+    def shifted_in_mu(self, shift: Pair) -> Self:
         change = self.precision @ self._spread(shift) @ self.precision
         return type(self)(self.mean + shift[0], self.precision - change)
 
-    def raised(self, covector: Pair) -> Pair:
+    def to_natural_gradient(self, covector: Pair) -> Pair:
         half = 0.5 * self.precision @ self._spread(covector) @ self.precision
         return covector[0] @ self.precision - 2 * self.mean @ half, half
 

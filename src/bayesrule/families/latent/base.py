@@ -83,23 +83,23 @@ class ConditionalFamily(Family):
         """Its diagonal, in the shape of θ."""
         return self.gaussian.variance()
 
-    def tilt(self, theta: PyTree) -> tuple[Array, PyTree, Any]:
+    def latent_correction(self, theta: PyTree) -> tuple[Array, PyTree, Any]:
         """−log q(w | θ) = log q(θ) − log q(θ, w), of which the second is put in by what it is on average.
 
         That is −H(q(θ, w)) for its value, no gradient, and −S for its curvature. So no draw of w is needed, and where
         q is the posterior, ℓ̄ + log q is the same at every θ and q stays, whatever the points.
         """
-        gradient, curvature = self.pulled(self.score(theta), self.hessian(theta), theta, None)
+        gradient, curvature = self.to_step_terms(self.score(theta), self.hessian(theta), theta, None)
         return self.log_prob(theta) + self.joint_entropy(), gradient, curvature + self.precision
 
     def added(self, first: Any, second: Any) -> Any:
         return self.structure.add(first, second)
 
     def gradient_like(self) -> PyTree:
-        return self.pulled(self.core.mean, jnp.zeros_like(self.precision), self.core.mean, None)[0]
+        return self.to_step_terms(self.core.mean, jnp.zeros_like(self.precision), self.core.mean, None)[0]
 
-    def sharpened(self, factor: Any) -> Self:
-        return eqx.tree_at(lambda q: q.core, self, self.core.sharpened(factor))
+    def with_scaled_precision(self, factor: Any) -> Self:
+        return eqx.tree_at(lambda q: q.core, self, self.core.with_scaled_precision(factor))
 
     def inside(self) -> Bool[Array, ""]:
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(self)]

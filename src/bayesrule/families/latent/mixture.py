@@ -44,7 +44,7 @@ class Mixture(Family):
     label: ClassVar[str] = "Mixture of Gaussians"
     meaning: ClassVar[str] = "q(θ) = Σ_k π_k q_k(θ), moved as the joint q(θ, z)  (eq:BLRmix)"
     update: ClassVar[str] = "each component's own, on the loss ℓ̄ − τ log r_k  (eq:exp-von1, eq:exp-von2)"
-    stacked: ClassVar[bool] = True
+    is_mixture: ClassVar[bool] = True
 
     def __init__(self, weights: Any, components: Any, *, learnt: bool = True):
         weights = jnp.asarray(weights, float)
@@ -90,7 +90,7 @@ class Mixture(Family):
         return jax.tree.map(lambda leaf: leaf[index], self.components)
 
     @property
-    def mover(self) -> Any:
+    def component_prototype(self) -> Any:
         return self.component(0)
 
     def each(self, function: Callable[..., Any], *trees: PyTree) -> Any:
@@ -199,8 +199,8 @@ class Mixture(Family):
     def inside(self) -> Bool[Array, ""]:
         return jnp.all(self.each(lambda c: jnp.all(c.inside()))) & self.choice.inside()
 
-    def sharpened(self, factor: Any) -> Self:
-        return self.with_parts(self.each(lambda c: c.sharpened(factor)), self.choice)
+    def with_scaled_precision(self, factor: Any) -> Self:
+        return self.with_parts(self.each(lambda c: c.with_scaled_precision(factor)), self.choice)
 
     def pruned(self, least: float = 1e-3) -> Self:
         """The mixture without the components of less than this weight (not for use in a trace)."""

@@ -145,12 +145,12 @@ class SkewGaussian(ConditionalFamily):
 
     # What the rule asks.
 
-    def pulled(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
+    def to_step_terms(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
         _, side = self._side(theta)
         push = (side + _ratio(side)) / jnp.sqrt(self._pushed()[1])  # E[u | θ]
         return {"location": gradient, "skew": jax.tree.map(lambda g: push.astype(g.dtype) * g, gradient)}, curvature
 
-    def lifted(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
+    def from_gaussian_terms(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
         """At the mean: E[u∇R] = c∇R + ∇²R Cov(θ, u), and that covariance is (1−c²)α."""
         if gradient is None:
             return None, curvature

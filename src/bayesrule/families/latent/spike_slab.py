@@ -104,7 +104,7 @@ class SpikeSlab(Family):
 
     # What the rule asks.
 
-    def pulled(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
+    def to_step_terms(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
         if factors is None:
             raise ValueError("A SpikeSlab is looked at where some units are dropped: use Masks() points.")
         weights, slopes = factors
@@ -136,7 +136,7 @@ class SpikeSlab(Family):
         same = place[:, None] == place[None, :]
         return jnp.where(same, flat[:, None], flat[:, None] * flat[None, :])
 
-    def lifted(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
+    def from_gaussian_terms(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
         if not self.learnt or gradient is None:
             return gradient, curvature
         # E_q R is π₁R(m_j): for a quadratic R its slope in π₁ is half of m·∇R.
@@ -166,8 +166,8 @@ class SpikeSlab(Family):
         keep = jax.tree.map(leaf, self.keep, self.first, step.gradient["keep"])
         return eqx.tree_at(lambda q: (q.slab, q.keep), self, (slab, keep))
 
-    def sharpened(self, factor: Any) -> Self:
-        return eqx.tree_at(lambda q: q.slab, self, self.slab.sharpened(factor))
+    def with_scaled_precision(self, factor: Any) -> Self:
+        return eqx.tree_at(lambda q: q.slab, self, self.slab.with_scaled_precision(factor))
 
     def trace(self, curvature: Any) -> Float[Array, ""]:
         return self.slab.trace(curvature)

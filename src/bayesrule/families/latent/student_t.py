@@ -58,7 +58,7 @@ class StudentT(ConditionalFamily):
     @property
     def gaussian(self) -> Gaussian:
         """N(m, ν/(ν−2) S⁻¹), which has q's mean and covariance."""
-        return self.core.sharpened((self.dof - 2) / self.dof)
+        return self.core.with_scaled_precision((self.dof - 2) / self.dof)
 
     # The distribution.
 
@@ -125,11 +125,11 @@ class StudentT(ConditionalFamily):
 
     # What the rule asks.
 
-    def pulled(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
+    def to_step_terms(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
         scale = (self.dof + self._distance(theta)[1]) / (self.dof + self.noise_size - 2)  # E[w | θ]
         return gradient, scale.astype(curvature.dtype) * curvature
 
-    def lifted(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
+    def from_gaussian_terms(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
         return gradient, None if curvature is None else self.dof / (self.dof - 2) * curvature
 
     def moved(self, step: Step) -> Self:

@@ -51,8 +51,8 @@ class SitedGaussian(ExponentialFamily):
     label: ClassVar[str] = "Gaussian process (sites)"
     meaning: ClassVar[str] = "q(f) ∝ p(f) exp Σ_n(ν_n f_n − ½κ_n f_n²), λ = (ν, −½κ), h the prior p"
     update: ClassVar[str] = "ν ← (1 − ρτ)ν − ρ(g − hm),  κ ← (1 − ρτ)κ + ρh,  (g, h) = E_q(ℓ̄′, ℓ̄″) of every output"
-    single: ClassVar[bool] = True
-    relative: ClassVar[bool] = True
+    unbatchable: ClassVar[bool] = True
+    prior_is_base_measure: ClassVar[bool] = True
     reparameterized: ClassVar[bool] = True
     symmetric: ClassVar[bool] = True
 
@@ -82,7 +82,7 @@ class SitedGaussian(ExponentialFamily):
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return bare(type(self), **own | {"sites": natural} | self.solved(natural)._asdict())
 
-    def over(self, other: Any) -> Self:
+    def with_base_of(self, other: Any) -> Self:
         """These sites on the other's prior."""
         return other.with_natural(self.sites)
 

@@ -113,7 +113,7 @@ def _chain(
         system, first, curve = _rotated(system, first, curve)
     else:
         first, curve = first[:, None], curve[:, None]
-    return system, kalman.chain(system, kalman.Sites(first, curve, jnp.ones_like(curve)), parallel, ahead)
+    return system, kalman.chain(system, kalman.Observations(first, curve, jnp.ones_like(curve)), parallel, ahead)
 
 
 @partial(jax.jit, static_argnums=2)

@@ -15,7 +15,7 @@ State = tuple[Float[Array, "... D"], Float[Array, "... D D"]]
 Steps = dict[str, Array]
 
 
-class Sites(NamedTuple):
+class Observations(NamedTuple):
     r"""What is known of every output by itself, $∝ \exp\frac{af − ½bf^2}{c}$, an entry for each step and output.
 
     A Gaussian site of natural parameters (ν, −½κ) is (ν, κ, 1); an observation y with noise R is (y, 1, R), also where
@@ -41,7 +41,7 @@ class Element(NamedTuple):
     J: Float[Array, "... D D"]
 
 
-class Seen(NamedTuple):
+class Innovation(NamedTuple):
     """What a stretch sees of every output, given that it starts from x = 0, and how the output's mean depends on x."""
 
     output: Float[Array, "T m"]
@@ -60,7 +60,7 @@ class Chain(NamedTuple):
 
     steps: Steps
     element: Element
-    seen: Seen
+    seen: Innovation
     whole: Element
     start: State
     later: Element | None
@@ -83,7 +83,7 @@ class Smoothed(NamedTuple):
     pairs: Float[Array, "T-1 D D"] | None
 
 
-def _steps(system: StateSpace, sites: Sites, length: int) -> Steps:
+def _steps(system: StateSpace, sites: Observations, length: int) -> Steps:
     """What the scans read, in stretches of one length: the last one is filled up with steps that see nothing."""
     count = sites.a.shape[0]
     xs: Steps = dict(sites._asdict())
@@ -104,7 +104,7 @@ def _at(system: StateSpace, step: Steps, name: str) -> Array:
     return array[None] if name == "emission" and array.ndim == 1 else array
 
 
-def _updated(carry: Element, x: tuple[Array, Array, Array, Array]) -> tuple[Element, Seen]:
+def _updated(carry: Element, x: tuple[Array, Array, Array, Array]) -> tuple[Element, Innovation]:
     """A stretch and one output's site more: u = (a − bf)/(c + bs) and w = b/(c + bs) are all that it takes."""
     (mean, cov), (h, a, b, c) = (carry.b, carry.C), x
     gain = matvec(cov, h)
@@ -122,7 +122,7 @@ def _updated(carry: Element, x: tuple[Array, Array, Array, Array]) -> tuple[Elem
         carry.eta + back * push,
         carry.J + weight * outer(back, back),
     )
-    return after, Seen(output, spread, push, weight, gain, back)
+    return after, Innovation(output, spread, push, weight, gain, back)
 
 
 def _each_output(once: Any, carry: Any, xs: tuple, reverse: bool = False) -> tuple[Any, Any]:
@@ -138,10 +138,10 @@ def _each_output(once: Any, carry: Any, xs: tuple, reverse: bool = False) -> tup
     return carry, jax.tree.map(lambda *x: jnp.stack(x), *found)
 
 
-def stretch(system: StateSpace, xs: Steps) -> tuple[Element, Element, Seen]:
+def filter_segment(system: StateSpace, xs: Steps) -> tuple[Element, Element, Innovation]:
     """The filter from a state that is known: what it has after all steps, and after every one's sites."""
 
-    def step(carry: Element, x: Steps) -> tuple[Element, tuple[Element, Seen]]:
+    def step(carry: Element, x: Steps) -> tuple[Element, tuple[Element, Innovation]]:
         here, seen = _each_output(_updated, carry, (_at(system, x, "emission"), x["a"], x["b"], x["c"]))
         F = _at(system, x, "transition")
         mean = matvec(F, here.b) + _at(system, x, "offset")
@@ -198,7 +198,7 @@ def _scanned(parts: list[Element], none: Element) -> list[Element]:
     return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(parts))]
 
 
-def chain(system: StateSpace, sites: Sites, parallel: bool | None = None, ahead: bool = True) -> Chain:
+def chain(system: StateSpace, sites: Observations, parallel: bool | None = None, ahead: bool = True) -> Chain:
     r"""The chain in stretches, each filtered from a known start, and the state predicted for every start.
 
     `parallel` has ½√T of them side by side, joined by an associative scan; by default, from 64 steps on. What a stretch
@@ -209,7 +209,7 @@ def chain(system: StateSpace, sites: Sites, parallel: bool | None = None, ahead:
     parallel = count >= 64 if parallel is None else parallel
     length = min(count, max(1, round(2 * count**0.5))) if parallel else count
     steps = _steps(system, sites, length)
-    whole, every, seen = jax.vmap(lambda x: stretch(system, x))(steps)
+    whole, every, seen = jax.vmap(lambda x: filter_segment(system, x))(steps)
     none = nothing(system)
     prior = Element(none.J, system.mean, system.covariance, none.eta, none.J)
     before = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), prior, whole)
@@ -266,7 +266,7 @@ def filtered(found: Chain, count: int) -> Filtered:
 
 
 @jax.custom_jvp
-def _learnt(mean: Array, cov: Array, seen: Seen) -> tuple[Array, Array, Array, Array]:
+def _learnt(mean: Array, cov: Array, seen: Innovation) -> tuple[Array, Array, Array, Array]:
     """A stretch's start given its outputs up to every step, and what it predicts of each output."""
 
     def once(carry: State, x: tuple) -> tuple[State, tuple[Array, Array]]:
@@ -282,7 +282,7 @@ def _learnt(mean: Array, cov: Array, seen: Seen) -> tuple[Array, Array, Array, A
     return mean, matmul(S, S.mT), outputs[0], outputs[1]
 
 
-def _learnt_plainly(mean: Array, cov: Array, seen: Seen) -> tuple[Array, Array, Array, Array]:
+def _learnt_plainly(mean: Array, cov: Array, seen: Innovation) -> tuple[Array, Array, Array, Array]:
     """The same with the covariance itself, which has a derivative where it is singular and its root has none."""
 
     def once(carry: State, x: tuple) -> tuple[State, tuple[Array, Array]]:
@@ -296,10 +296,10 @@ def _learnt_plainly(mean: Array, cov: Array, seen: Seen) -> tuple[Array, Array, 
     return _followed(once, (mean, cov), seen)
 
 
-def _followed(once: Any, start: State, seen: Seen) -> tuple[Array, Array, Array, Array]:
+def _followed(once: Any, start: State, seen: Innovation) -> tuple[Array, Array, Array, Array]:
     """Output after output, step after step: the start as it becomes known, and what was predicted."""
 
-    def step(carry: State, x: Seen) -> tuple[State, tuple]:
+    def step(carry: State, x: Innovation) -> tuple[State, tuple]:
         carry, outputs = _each_output(once, carry, (x.push, x.weight, x.back))
         return carry, (*carry, *outputs)
 
@@ -342,22 +342,22 @@ def smoothed(system: StateSpace, found: Chain, count: int, pairs: bool = False) 
     N = symmetric(matmul(later.J, eye - matmul(spread, later.J)))
     r = ahead - matvec(later.J, matvec(spread, ahead))
     back = jax.vmap(lambda x, e, s, r, N: _backward(system, x, e, s, (r, N), pairs))
-    mean, cov, tilt, crossed = back(found.steps, found.element, found.seen, r, N)
+    mean, cov, latent_correction, crossed = back(found.steps, found.element, found.seen, r, N)
     # the start of each stretch given everything
     eta = whole.eta + matvec(whole.A.mT, r)
     J = symmetric(whole.J + matmul(matmul(whole.A.mT, N), whole.A))
     start, doubt, *_ = _given(found.start, eta, J)
-    mean = mean + matvec(tilt, start[:, None])
-    wide = matmul(tilt, doubt[:, None])
-    cov = symmetric(cov + matmul(wide, tilt.mT))
+    mean = mean + matvec(latent_correction, start[:, None])
+    wide = matmul(latent_correction, doubt[:, None])
+    cov = symmetric(cov + matmul(wide, latent_correction.mT))
     mean, cov = _flat((mean, cov), count)
     if not pairs:
         return Smoothed(mean, cov, None)
-    crossed = crossed[0] + matmul(matmul(crossed[1], doubt[:, None]), tilt.mT)
+    crossed = crossed[0] + matmul(matmul(crossed[1], doubt[:, None]), latent_correction.mT)
     return Smoothed(mean, cov, _flat(crossed, count)[: count - 1])
 
 
-def _backward(system: StateSpace, xs: Steps, here: Element, seen: Seen, end: State, pairs: bool) -> tuple:
+def _backward(system: StateSpace, xs: Steps, here: Element, seen: Innovation, end: State, pairs: bool) -> tuple:
     """One stretch backwards: mean and covariance given its start x = 0, how the mean depends on x, and pairs."""
     eye = jnp.eye(system.size, dtype=system.mean.dtype)
 
@@ -375,8 +375,8 @@ def _backward(system: StateSpace, xs: Steps, here: Element, seen: Seen, end: Sta
         F = _at(system, xs, "transition")
         back, info = matvec(F.mT, r), matmul(F.mT, matmul(N, F))
         kept = eye - matmul(here.C, info)
-        tilt = matmul(kept, here.A)
-        out = here.b + matvec(here.C, back), matmul(kept, here.C), tilt, None
+        latent_correction = matmul(kept, here.A)
+        out = here.b + matvec(here.C, back), matmul(kept, here.C), latent_correction, None
         if pairs:
             # Cov(x_{t+1}, x_t) given the start, and how x_{t+1} depends on it
             ahead = matmul(matmul(F, here.C), F.mT) + _at(system, xs, "noise")

@@ -80,7 +80,7 @@ class GaussianProcess(SitedGaussian):
 
     def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Array:
         noise = jax.random.normal(key, (*shape, *self.mean.shape), self.mean.dtype)
-        return self.mean + noise @ jnp.linalg.cholesky(raised(self.covariance())).mT
+        return self.mean + noise @ jnp.linalg.cholesky(with_jitter(self.covariance())).mT
 
     def decrement(self, step: Step) -> Float[Array, ""]:
         """½[gᵀVg + ½ Σ_{nm} dκ_n V_nm² dκ_m], with g = dν − dκ∘m.
@@ -200,7 +200,7 @@ def _squared(prior: Matrix, gains: Matrix, sign: Vector, vector: Vector) -> Floa
     return total
 
 
-def raised(matrix: Matrix) -> Matrix:
+def with_jitter(matrix: Matrix) -> Matrix:
     """Off the boundary by what rounding makes of it."""
     rounding = 8 * len(matrix) * jnp.finfo(matrix.dtype).eps * jnp.max(jnp.diagonal(matrix))
     return matrix + rounding * jnp.eye(len(matrix), dtype=matrix.dtype)
@@ -212,7 +212,7 @@ def _check(covariance: Matrix) -> None:
     gap = jnp.max(jnp.abs(covariance - covariance.T)) / (jnp.max(jnp.abs(covariance)) + 1e-300)
     if float(gap) > 1e3 * jnp.finfo(covariance.dtype).eps:
         raise ValueError(f"The prior covariance is not symmetric: entries differ by {float(gap):.2g} of the largest.")
-    if not bool(jnp.all(jnp.isfinite(jnp.linalg.cholesky(raised(covariance))))):
+    if not bool(jnp.all(jnp.isfinite(jnp.linalg.cholesky(with_jitter(covariance))))):
         raise ValueError(
             "The prior covariance is not positive semi-definite, so there is no such Gaussian: a sum or a product of "
             "kernels is, a difference need not be."
