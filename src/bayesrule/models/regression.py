@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -197,4 +197,4 @@ def rescaled(q: Any, scale: float) -> Any:
     """q over the same parameters times a scale."""
     mean = jax.tree.map(lambda m: scale * m, q.mean)
     precision = jax.tree.map(lambda s: s / scale**2, q.precision)
-    return dataclasses.replace(q, mean=mean, precision=precision)
+    return eqx.tree_at(lambda q: (q.mean, q.precision), q, (mean, precision))

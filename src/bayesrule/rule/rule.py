@@ -137,7 +137,7 @@ class Rule(eqx.Module):
     def measure(
         self, objective: Objective, q: Any, batch: PyTree, aux: PyTree, key: Any, latent_correction: Any = None
     ) -> Measurement:
-        """E_q of the data's loss, of its derivatives and of `latent_correction` at q; of a mixture, at each component."""
+        """E_q of the data's loss, of its derivatives and of `latent_correction` at q (a mixture's: per component)."""
         if q.is_mixture:
             return on_each(
                 q, lambda c, k, latent_correction: self.measure(objective, c, batch, aux, k, latent_correction), key
