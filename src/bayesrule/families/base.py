@@ -6,17 +6,21 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.interpreters.partial_eval import dce_jaxpr
-from jaxtyping import Array, Bool, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from ..numerics.coordinates import from_lower, to_vector
 from ..numerics.legendre import legendre
+from ..numerics.random import Key
 from ..steps.step import Step
+
+Q = TypeVar("Q", bound="Family")
+"""A member of some family, in the signature of a function that returns a member of the same one."""
 
 
 class Family(eqx.Module):
@@ -61,7 +65,7 @@ class Family(eqx.Module):
         return gradient, curvature
 
     @abstractmethod
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> PyTree:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> PyTree:
         """Draws of θ with leading axes `shape`, then the family's batch axes."""
 
     @abstractmethod

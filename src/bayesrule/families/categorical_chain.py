@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..numerics import hmm as markov
 from ..numerics.checks import arrays, bare
+from ..numerics.random import Key
 from .base import ExponentialFamily
 
 Sites = Float[Array, "... T K-1"]
@@ -119,7 +120,7 @@ class CategoricalChain(ExponentialFamily):
     def inside(self, natural: Sites | None = None) -> Bool[Array, "..."]:
         return jnp.all(jnp.isfinite(self.natural() if natural is None else natural), axis=(-2, -1))
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Int[Array, "... T"]:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Int[Array, "... T"]:
         return markov.sampled(key, *self._chain, self.logits, shape=shape)
 
     # Two axes are one event's.

@@ -7,9 +7,10 @@ from typing import ClassVar, Self
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import betaln, gammaln, polygamma
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float
 
 from ..numerics.checks import above, arrays, bare
+from ..numerics.random import Key
 from ..numerics.special import digamma
 from .base import ExponentialFamily
 
@@ -96,7 +97,7 @@ class Dirichlet(ExponentialFamily):
         natural = self.natural() if natural is None else natural
         return jnp.all((natural > -1) & jnp.isfinite(natural), axis=-1)
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Float[Array, "... K"]:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Float[Array, "... K"]:
         alpha = self.concentration
         return jax.random.dirichlet(key, alpha, (*shape, *alpha.shape[:-1]), dtype=alpha.dtype)
 
@@ -162,7 +163,7 @@ class Beta(ExponentialFamily):
         left, right = self.natural() if natural is None else natural
         return (left > -1) & (right > -1) & jnp.isfinite(left + right)
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         return jax.random.beta(key, self.a, self.b, (*shape, *self.a.shape), dtype=self.a.dtype)
 
 

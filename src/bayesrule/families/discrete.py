@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..numerics.checks import above, arrays, bare
+from ..numerics.random import Key
 from .base import ExponentialFamily
 
 _MOST_STATES = 2**16
@@ -95,7 +96,7 @@ class Bernoulli(ExponentialFamily):
         leaves = jax.tree.leaves(self.parameter if natural is None else natural)
         return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in leaves]))
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> PyTree:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> PyTree:
         leaves, treedef = jax.tree.flatten(self.probabilities)
         keys = jax.random.split(key, len(leaves))
         draws = [
@@ -176,7 +177,7 @@ class Categorical(ExponentialFamily):
     def inside(self, natural: Float[Array, "... K-1"] | None = None) -> Bool[Array, "..."]:
         return jnp.all(jnp.isfinite(self.natural() if natural is None else natural), axis=-1)
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Int[Array, "..."]:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Int[Array, "..."]:
         return jax.random.categorical(key, self.logits, shape=(*shape, *self.logits.shape[:-1]))
 
     def support(self) -> Int[Array, "K ..."]:
@@ -251,7 +252,7 @@ class Poisson(ExponentialFamily):
     def inside(self, natural: Float[Array, "..."] | None = None) -> Bool[Array, "..."]:
         return jnp.isfinite(self.natural() if natural is None else natural)
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Int[Array, "..."]:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Int[Array, "..."]:
         return jax.random.poisson(key, self.rate, (*shape, *self.rate.shape))
 
 

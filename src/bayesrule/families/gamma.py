@@ -8,9 +8,10 @@ from typing import ClassVar, Self
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import gammaln
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float
 
 from ..numerics.checks import above, arrays, bare
+from ..numerics.random import Key
 from ..numerics.special import digamma
 from .base import ExponentialFamily
 
@@ -77,7 +78,7 @@ class Gamma(ExponentialFamily):
         log, linear = self.natural() if natural is None else natural
         return (log > -1) & (linear < 0) & jnp.isfinite(log + linear)
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Float[Array, "..."]:
         full = (*shape, *self.shape.shape)
         return jax.random.gamma(key, self.shape, full, dtype=self.shape.dtype) / self.rate
 
@@ -165,7 +166,7 @@ class NormalGamma(ExponentialFamily):
         natural = self.natural() if natural is None else natural
         return (natural[0] > -0.5) & (natural[3] < 0) & jnp.isfinite(self.log_partition(natural))
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> dict[str, Array]:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> dict[str, Array]:
         first, second = jax.random.split(key)
         t = self.precision.sample(first, shape)
         noise = jax.random.normal(second, t.shape, t.dtype)

@@ -6,8 +6,9 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
+from ..numerics.random import Key
 from .base import ExponentialFamily
 
 
@@ -109,5 +110,5 @@ class Peak(ExponentialFamily):
     def log_prob(self, theta: PyTree) -> Float[Array, "..."]:
         raise ValueError("A point has no density: ask the family that it is the peak of, q.of.log_prob(θ).")
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> PyTree:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> PyTree:
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (*shape, *x.shape)), self.of.mode())

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
+from ..numerics.random import Key
 from ..steps.step import Step
 from .base import ExponentialFamily
 from .gaussian.base import GaussianFamily
@@ -150,7 +151,7 @@ class Product(ExponentialFamily):
 
     # Density and divergence.
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> dict[str, PyTree]:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> dict[str, PyTree]:
         keys = jax.random.split(key, len(self.blocks))
         return {name: block.sample(k, shape) for k, (name, block) in zip(keys, self.blocks.items(), strict=True)}
 

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
 from jax.scipy.special import multigammaln
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Bool, Float
 
 from ..numerics.checks import above, arrays, bare
+from ..numerics.random import Key
 from ..numerics.special import digamma
 from .base import ExponentialFamily
 
@@ -86,7 +87,7 @@ class Wishart(ExponentialFamily):
         log, linear = self.natural() if natural is None else natural
         return (log > -1) & jnp.isfinite(self.log_partition((log, linear)))
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Matrix:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Matrix:
         # Bartlett: Λ = (LA)(LA)ᵀ, A lower triangular with χ on the diagonal and normals below.
         size, dtype = self.scale.shape[-1], self.df.dtype
         first, second = jax.random.split(key)
@@ -194,7 +195,7 @@ class NormalWishart(ExponentialFamily):
         natural = self.natural() if natural is None else natural
         return (natural[0] > -0.5) & (natural[3] < 0) & jnp.isfinite(self.log_partition(natural))
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> dict[str, Array]:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> dict[str, Array]:
         first, second = jax.random.split(key)
         precision = self.precision.sample(first, shape)
         noise = jax.random.normal(second, precision.shape[:-1], precision.dtype)[..., None]

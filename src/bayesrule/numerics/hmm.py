@@ -19,7 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Float, Int
+
+from .random import Key
 
 
 class Smoothed(NamedTuple):
@@ -112,7 +114,7 @@ def best_path(log_initial: Array, log_transitions: Array, log_likelihoods: Array
 
 @partial(jax.jit, static_argnames="shape")
 def sampled(
-    key: Key[Array, ""],
+    key: Key,
     log_initial: Array,
     log_transitions: Array,
     log_likelihoods: Array,

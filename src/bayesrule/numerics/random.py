@@ -32,6 +32,9 @@ from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
 from jaxtyping import PRNGKeyArray, PyTree
 
+Key = PRNGKeyArray
+"""One JAX random key, as made by `jax.random.key`; functions that need no randomness take `Key | None`."""
+
 # The first round's is of Wellons' `lowbias32`, the others of his `triple32`, with its shifts.
 _MULTIPLIERS = (0x21F0AAAD, 0xED5AD4BB, 0xAC4C1B51, 0x31848BAB)
 # log₂(1+f) = f·p(f) for √½ ≤ 1+f ≤ √2, minimax: absolute error 3e-7, a fifth of that in the normal.
@@ -45,7 +48,7 @@ _WORDS = 6
 _SMALL = 2**15
 
 
-def normal(key: PRNGKeyArray, shape: Sequence[int] = (), dtype: Any = jnp.float32, *, offset: int | Array = 0) -> Array:
+def normal(key: Key, shape: Sequence[int] = (), dtype: Any = jnp.float32, *, offset: int | Array = 0) -> Array:
     """Independent N(0, 1) numbers: those at `offset`, `offset` + 1, … of the key's stream.
 
     A key names a stream of 2⁶⁴ numbers. The pieces of a stream equal the whole:
@@ -67,7 +70,7 @@ def normal(key: PRNGKeyArray, shape: Sequence[int] = (), dtype: Any = jnp.float3
     return _stream(jax.random.bits(key, (_WORDS,), jnp.uint32), *_split(offset, math.prod(shape)), shape, dtype)
 
 
-def normals(key: PRNGKeyArray, tree: PyTree, lead: Sequence[int] = ()) -> PyTree:
+def normals(key: Key, tree: PyTree, lead: Sequence[int] = ()) -> PyTree:
     """Independent N(0, 1) numbers like `tree`, each leaf from its own stream, with leading axes `lead` for samples.
 
     A leaf needs only a shape and a dtype. One draw from the key's own generator names all the streams. Small leaves

@@ -8,9 +8,10 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
-from jaxtyping import Array, Bool, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from ...numerics.linalg import matmul, matvec
+from ...numerics.random import Key
 from ...numerics.trees import floating
 from ..base import ExponentialFamily
 
@@ -136,7 +137,7 @@ class BandedGaussian(ExponentialFamily):
         natural = self.natural() if natural is None else natural
         return jnp.isfinite(log_det) & jnp.all(jnp.isfinite(natural[0]), axis=(-2, -1))
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Array:
         factors, pushes, _ = _eliminated(self.natural())
         noise = jax.random.normal(key, (factors.shape[0], *shape, *factors.shape[1:-1]), factors.dtype)
         crossed = jnp.concatenate([jnp.zeros_like(self.diagonal[..., :1, :, :]), self.crossed], axis=-3)

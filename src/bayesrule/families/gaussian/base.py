@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, PyTree
 
-from ...numerics.random import normal
+from ...numerics.random import Key, normal
 from ..base import Family
 from .precision import Structure
 
@@ -82,11 +82,11 @@ class GaussianFamily(Family):
     def batch_shape(self) -> tuple[int, ...]:
         return ()
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> PyTree:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> PyTree:
         dtype = jnp.result_type(*jax.tree.leaves(self.mean)) if jax.tree.leaves(self.mean) else float
         return self.transformed(jax.random.normal(key, (*shape, *self.batch_shape, self.noise_size), dtype))
 
-    def drawn(self, key: Key[Array, ""], shape: tuple[int, ...] = (), *, standard: bool = False) -> PyTree:
+    def drawn(self, key: Key, shape: tuple[int, ...] = (), *, standard: bool = False) -> PyTree:
         """Draws like `sample`'s, by default with noise from the counter-based stream."""
         if standard:
             return self.sample(key, shape)

@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
-from ...numerics.random import normals
+from ...numerics.random import Key, normals
 from ...numerics.trees import floating, ravel, same_shape, unravel
 from ...steps.step import Step
 from ..base import ExponentialFamily
@@ -66,7 +66,7 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
         deviation = unravel(noise, self.mean, self.batch_ndim)
         return jax.tree.map(lambda m, s, e: m + e / jnp.sqrt(s), self.mean, self.precision, deviation)
 
-    def drawn(self, key: Key[Array, ""], shape: tuple[int, ...] = (), *, standard: bool = False) -> PyTree:
+    def drawn(self, key: Key, shape: tuple[int, ...] = (), *, standard: bool = False) -> PyTree:
         if standard:
             return self.sample(key, shape)
         # Leaf by leaf, so that the noise is made where it is used and never stored.

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
+from ...numerics.random import Key
 from ...numerics.trees import floating, same_shape, wide
 from ...steps.step import Step
 from ..base import ExponentialFamily
@@ -148,7 +149,7 @@ class FixedGaussian(GaussianFamily, ExponentialFamily):
     def transformed(self, noise: Float[Array, "... P"]) -> PyTree:
         return self._free.transformed(noise)
 
-    def drawn(self, key: Key[Array, ""], shape: tuple[int, ...] = (), *, standard: bool = False) -> PyTree:
+    def drawn(self, key: Key, shape: tuple[int, ...] = (), *, standard: bool = False) -> PyTree:
         return self._free.drawn(key, shape, standard=standard)
 
     def times(self, theta: PyTree) -> PyTree:

@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from ...numerics.coordinates import from_lower, to_vector
+from ...numerics.random import Key
 from ...numerics.trees import floating
 from ...steps.step import Step
 from ..base import ExponentialFamily
@@ -137,7 +138,7 @@ class SharedGaussian(ExponentialFamily):
         rows, precision = (self.mean, self.precision) if natural is None else (natural[0], -2 * natural[1])
         return _centred(precision).inside() & jnp.all(jnp.isfinite(rows), axis=(-2, -1))
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Rows:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Rows:
         noise = jax.random.normal(key, (*shape, *self.mean.shape), self.mean.dtype)
         return self.mean + noise @ jnp.linalg.cholesky(self.covariance()).mT
 

@@ -10,8 +10,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from ...numerics.random import Key
 from ...numerics.trees import ravel
 from ...steps.step import Step
 from ..base import ExponentialFamily, Family
@@ -179,7 +180,7 @@ class Mixture(Family):
 
     # What the rule asks.
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> PyTree:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> PyTree:
         which, drawing = jax.random.split(key)
         z = jax.random.categorical(which, self.choice.logits, shape=shape)
         keys = jax.random.split(drawing, z.size)

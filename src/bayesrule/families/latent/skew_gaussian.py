@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import log_ndtr
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, PyTree
 
+from ...numerics.random import Key
 from ...numerics.trees import ravel, same_shape, unravel
 from ...steps.step import Step
 from ..gaussian.full import Gaussian
@@ -120,7 +121,7 @@ class SkewGaussian(ConditionalFamily):
         """H(q(u)) + H(q(θ | u)), which is the same for every u."""
         return 0.5 * (1 + math.log(math.pi / 2)) + self.core.entropy()
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> PyTree:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> PyTree:
         noise = jax.random.normal(key, (*shape, self.noise_size + 1), self.precision.dtype)
         return self._placed(noise)
 

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jax.scipy.special import xlogy
-from jaxtyping import Array, Bool, Float, Key, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
+from ...numerics.random import Key
 from ...numerics.trees import ravel, unravel
 from ...steps.step import Step
 from ..base import Family
@@ -181,7 +182,7 @@ class SpikeSlab(Family):
 
     # The distribution.
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> PyTree:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> PyTree:
         slab_key, mask_key, spike_key = jax.random.split(key, 3)
         z = self.masks(self.uniform(mask_key, shape))
         slab = self.slab.sample(slab_key, shape)

@@ -9,8 +9,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, PyTree
 
+from ...numerics.random import Key
 from ...numerics.trees import unravel
 from ...steps.step import Step
 from ..gaussian.full import Gaussian
@@ -103,7 +104,7 @@ class StudentT(ConditionalFamily):
         scale = half + math.log(half) + math.lgamma(half) - (1 + half) * digamma
         return scale + 0.5 * self.noise_size * (math.log(half) - digamma) + self.core.entropy()
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> PyTree:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> PyTree:
         first, second = jax.random.split(key)
         half, dtype = self.dof / 2, self.precision.dtype
         w = half / jax.random.gamma(first, half, (*shape, 1), dtype)

@@ -9,9 +9,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from ...numerics.linalg import matmul, matvec, root, symmetric
+from ...numerics.random import Key
 from ...steps.step import Step
 from . import kalman
 from .base import SitedGaussian, Sites, Solved, as_sites
@@ -92,11 +93,11 @@ class GaussianChain(SitedGaussian):
         """Every state's mean and covariance given the sites up to its step: the filter."""
         return _filtered(self.system, self.sites, self.parallel)
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Array:
         states = self.sample_states(key, shape)
         return _outputs(self.system, states)
 
-    def sample_states(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Float[Array, "... T D"]:
+    def sample_states(self, key: Key, shape: tuple[int, ...] = ()) -> Float[Array, "... T D"]:
         """Draws of all states: the last one given everything, and then each given the one after it."""
         return _sampled(self.system, self.filtered(), key, shape)
 

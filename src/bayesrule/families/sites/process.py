@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jax.lax import linalg
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
+from ...numerics.random import Key
 from ...numerics.trees import floating
 from ...steps.step import Step
 from .base import SitedGaussian, Sites, Solved, as_sites
@@ -78,7 +79,7 @@ class GaussianProcess(SitedGaussian):
         gains, sign = gains[:, size:], -jnp.sign(second)
         return found[size:], own - (sign @ gains**2 if own.ndim == 1 else gains.T @ (sign[:, None] * gains))
 
-    def sample(self, key: Key[Array, ""], shape: tuple[int, ...] = ()) -> Array:
+    def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Array:
         noise = jax.random.normal(key, (*shape, *self.mean.shape), self.mean.dtype)
         return self.mean + noise @ jnp.linalg.cholesky(with_jitter(self.covariance())).mT
 
