@@ -14,6 +14,7 @@ import pytest
 
 import bayesrule as blr
 from bayesrule.families.gaussian.precision import Factored
+from bayesrule.objectives.objective import as_objective
 
 X = jnp.array([[1.0, 0.3], [-0.5, 1.2], [0.8, -0.9], [0.1, 0.7], [-1.3, -0.2]])
 Y = jnp.array([1.0, 0.0, 1.0, 1.0, 0.0])
@@ -40,7 +41,7 @@ def plain(theta):
     return jnp.sum(jnp.cosh(theta - 0.3)) + jnp.cos(theta[0]) * theta[1] ** 2
 
 
-PLAIN = blr.objective.as_objective(plain)
+PLAIN = as_objective(plain)
 
 MEAN, MATRIX = jnp.array([0.4, -0.6]), jnp.array([[3.0, 0.7], [0.7, 2.0]])
 FULL = blr.Gaussian(MEAN, MATRIX)
@@ -169,7 +170,7 @@ def test_a_baseline_keeps_the_mean_and_narrows_the_spread():
 def test_everything_is_exact_on_a_quadratic():
     """Delta, quadrature of order 2 and any one sample give a quadratic's Hessian; delta its gradient."""
     matrix, vector = jnp.array([[2.0, 0.5], [0.5, 1.0]]), jnp.array([1.0, -2.0])
-    quadratic = blr.objective.as_objective(lambda t: 0.5 * t @ matrix @ t - vector @ t + 3.0)
+    quadratic = as_objective(lambda t: 0.5 * t @ matrix @ t - vector @ t + 3.0)
     gradient = matrix @ MEAN - vector
     for points in (blr.Delta(), blr.Quadrature(2), blr.MonteCarlo(2, antithetic=True)):
         found = measured(blr.Hessian(), points, FULL, quadratic, jax.random.key(0))
@@ -203,14 +204,14 @@ def test_score_with_enumeration_is_exact(family):
     q = DISCRETE[family]
     summed = jax.jit(lambda q: jax.value_and_grad(lambda m: enumerated(q.with_expectation(m)))(q.expectation()))
     value, slope = summed(q)
-    found = measured(blr.Score(), blr.Enumeration(), q, blr.objective.as_objective(discrete_loss))
+    found = measured(blr.Score(), blr.Enumeration(), q, as_objective(discrete_loss))
     close(found, (value, slope, None), 1e-13)
 
 
 @pytest.mark.parametrize("family", DISCRETE)
 def test_score_with_samples_of_a_discrete_family(family):
     q = DISCRETE[family]
-    objective = blr.objective.as_objective(discrete_loss)
+    objective = as_objective(discrete_loss)
     reference = measured(blr.Score(), blr.Enumeration(), q, objective)
     estimate = lambda key: measured(blr.Score(), blr.MonteCarlo(5), q, objective, key)
     within_standard_errors(estimate, reference, jax.random.key(3))
@@ -259,7 +260,7 @@ def test_families_on_other_spaces_agree_with_numerical_integrals(family, curvatu
     """Implicit derivatives of samples, and the score, against ∇_μ of the integral."""
     q, function, integral = IMPLICIT[family]
     reference = jax.jit(lambda: (integral(q), q.natural_gradient(integral), None))()
-    estimate = lambda key: measured(curvature, blr.MonteCarlo(4), q, blr.objective.as_objective(function), key)
+    estimate = lambda key: measured(curvature, blr.MonteCarlo(4), q, as_objective(function), key)
     within_standard_errors(estimate, reference, jax.random.key(4))
 
 
@@ -366,7 +367,7 @@ def test_absolute_diagonal():
     diagonals = np.asarray(jax.jit(jax.vmap(lambda x, y: jnp.diag(jax.hessian(by_example)(MEAN, (x, y)))))(*DATA))
     found = measured(blr.HessianDiagonal(absolute=True), blr.Delta(), DIAGONAL, EXAMPLES)
     close(found[2], SIZE / 5 * np.abs(diagonals).sum(0), 1e-13)
-    concave = blr.objective.as_objective(lambda t: -jnp.sum(t**4))
+    concave = as_objective(lambda t: -jnp.sum(t**4))
     found = measured(blr.HessianDiagonal(absolute=True), blr.Delta(), DIAGONAL, concave)
     close(found[2], 12 * MEAN**2, 1e-13)
 

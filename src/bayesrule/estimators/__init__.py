@@ -10,7 +10,7 @@ from typing import Any
 _MODULES = {
     "linear": "RidgeRegression LogisticRegression PoissonRegression",
     "networks": "MLPClassifier MLPRegressor BinaryMLPClassifier",
-    "processes": "GaussianProcessRegressor GaussianProcessClassifier",
+    "gaussian_process": "GaussianProcessRegressor GaussianProcessClassifier",
     "mixture": "GaussianMixture",
     "topics": "LatentDirichletAllocation",
     "factor_analysis": "PPCA FactorAnalysis",
