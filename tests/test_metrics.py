@@ -114,6 +114,19 @@ def test_rmse_and_gaussian_likelihood():
     np.testing.assert_allclose(metrics.gaussian_log_likelihood(*wide), expected, rtol=1e-13)
 
 
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.99])
+def test_intervals_are_scipys_and_hold_what_they_claim(level):
+    mean, std = RNG.normal(size=2000), RNG.uniform(0.1, 2, size=2000)
+    low, high = metrics.interval(mean, std, level)
+    np.testing.assert_allclose([low, high], stats.norm.interval(level, mean, std), atol=1e-12)
+    target = RNG.normal(mean, std)
+    inside = metrics.coverage(target, low, high)
+    assert inside == np.mean((target >= low) & (target <= high))
+    assert abs(inside - level) < 4 * np.sqrt(level * (1 - level) / 2000)
+    jitted = jax.jit(lambda m, s, t: metrics.coverage(t, *metrics.interval(m, s, level)))(mean, std, target)
+    np.testing.assert_allclose(jitted, inside, rtol=1e-12)
+
+
 def test_mixture_likelihood():
     outputs, target = RNG.normal(size=(7, 50)), RNG.normal(size=50)
     expected = np.log(stats.norm.pdf(target, outputs, 0.5).mean(0)).mean()
@@ -151,6 +164,8 @@ def test_half_precision_counts_all_examples():
         (lambda: metrics.gaussian_log_likelihood([0.0], [1.0], [0.0, 1.0]), "same shape"),
         (lambda: metrics.mixture_log_likelihood([0.0], [0.0], 1.0), r"\(S, N\)"),
         (lambda: metrics.auroc([], [1.0]), "at least one"),
+        (lambda: metrics.interval(0.0, 1.0, level=90), "between 0 and 1"),
+        (lambda: metrics.coverage([0.0], [1.0, 2.0], [3.0]), "same shape"),
     ],
 )
 def test_errors_say_what_to_do(call, words):

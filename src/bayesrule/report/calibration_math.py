@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from scipy.special import betainc, betaincinv, ndtr, pdtr
 
+from ..metrics import ece
 from .test_rows import Classified, Measured
 
 CHANCE = 1.5  # a calibration error of up to so many times what chance alone would show is no evidence of one
@@ -43,9 +45,9 @@ def binned(claims: np.ndarray, came_true: np.ndarray, bins: int = 10) -> Bins:
 
 
 def calibration_error(rows: Classified, bins: int = 10) -> float:
-    """The expected calibration error of the most probable class, as `bayesrule.metrics.ece` has it."""
-    found = binned(rows.confidence, rows.right, bins)
-    return float(np.nansum(found.counts * np.abs(found.came - found.claimed)) / found.counts.sum())
+    """The expected calibration error of the most probable class, in double precision."""
+    with jax.enable_x64(True):
+        return float(ece(rows.p, rows.y, bins))
 
 
 def chance_error(rows: Classified, bins: int = 10, draws: int = 400) -> float:

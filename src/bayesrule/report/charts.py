@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..metrics import interval
 from .calibration_math import Bins
 from .format_numbers import count, number, percent, round_number, several
 from .markup import Markup
 from .svg import Plot, Tick, both, drawing, limits, ticks
-from .test_rows import NINETY, Measured, thinned
+from .test_rows import Measured, thinned
 
 TENTHS = [(place / 10, f"{10 * place}") for place in range(0, 11, 2)]
-HALF = 0.6744897501960817  # a standard normal is within ± this half of the time
 
 
 def reliability(bins: Bins, claim: str, truth: str) -> Markup:
@@ -41,8 +41,8 @@ def coverage_curve(levels: np.ndarray, covered: np.ndarray, size: int) -> Markup
     """The share of truths inside central intervals, against the share that these claim to hold."""
     name_y = "observed in the interval, %"
     plot = Plot((0, 1), (0, 1), "claimed by the interval, %", name_y, height=340, ticks_x=TENTHS, ticks_y=TENTHS)
-    chance = NINETY * np.sqrt(levels * (1 - levels) / max(size, 1))
-    plot.band(levels, levels - chance, levels + chance, "pale").line([0, 1], [0, 1], "pale dashed")
+    by_chance = interval(levels, np.sqrt(levels * (1 - levels) / max(size, 1)))
+    plot.band(levels, *by_chance, "pale").line([0, 1], [0, 1], "pale dashed")
     plot.line(levels, covered, "blue")
     for level in (0.5, 0.9):
         came = float(np.interp(level, levels, covered))
@@ -128,17 +128,18 @@ def forecast(history: Series | None, ahead: Series, name: str, places: Sequence[
             history if history is None or width > 600 else Series(*(part[-2 * len(ahead.y) - 24 :] for part in history))
         )
         parts = [part for part in (past, ahead) if part is not None]
-        reach = [each for s in parts for each in (s.y, s.mean, s.mean - NINETY * s.std, s.mean + NINETY * s.std)]
+        reach = [each for s in parts for each in (s.y, s.mean, *interval(s.mean, s.std))]
         start, end = float(parts[0].time[0]), float(ahead.time[-1])
         plot = Plot((start, end), limits(*reach), "time", name, width, 320, ticks_x=_spaced(places, start, end, width))
         small = "ink small" if sum(len(part.y) for part in parts) > 60 else "ink middling"
         if past is not None:
-            plot.band(past.time, past.mean - NINETY * past.std, past.mean + NINETY * past.std, "blue")
+            plot.band(past.time, *interval(past.mean, past.std), "blue")
             plot.line(past.time, past.mean, "blue thin").dots(past.time, past.y, small)
             plot.upright((past.time[-1] + ahead.time[0]) / 2, "pale dashed", "forecast")
-        for far in (NINETY, HALF):
-            plot.band(ahead.time, ahead.mean - far * ahead.std, ahead.mean + far * ahead.std, "blue")
-        outside = np.abs(ahead.y - ahead.mean) > NINETY * ahead.std
+        for level in (0.9, 0.5):
+            plot.band(ahead.time, *interval(ahead.mean, ahead.std, level), "blue")
+        low, high = interval(ahead.mean, ahead.std)
+        outside = (ahead.y < low) | (ahead.y > high)
         plot.line(ahead.time, ahead.mean, "blue").dots(ahead.time[~outside], ahead.y[~outside], small)
         plot.dots(ahead.time[outside], ahead.y[outside], "orange")
         return drawing("History, fitted band and forecast with its held-out truth", plot)

@@ -7,9 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ..metrics import interval
 from ..runs.run import Run
-
-NINETY = 1.6448536269514722  # a standard normal is within ± this 90 % of the time
 
 
 @dataclass(frozen=True)
@@ -83,8 +82,9 @@ def measured(run: Run) -> Measured | None:
         return None
     y, mean = column(run.test["y"]), column(run.test["mean"])
     std = column(run.test.get("std", np.full(len(y), np.nan)))
-    low = column(run.test.get("low", mean - NINETY * std), endless=True)
-    high = column(run.test.get("high", mean + NINETY * std), endless=True)
+    normal_low, normal_high = interval(mean, std)
+    low = column(run.test.get("low", normal_low), endless=True)
+    high = column(run.test.get("high", normal_high), endless=True)
     time = np.asarray(run.test.get("time", np.arange(len(y))))
     keep = np.isfinite(y) & np.isfinite(mean)
     if not keep.any():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .. import metrics
 from ..tables.reading import read
 from ..tables.tables import DATES, Column, InputError, Table
 from ..tables.time_order import following, in_order
@@ -53,7 +54,7 @@ def _forecast(run: Run, table: Table | None, steps: int) -> dict[str, np.ndarray
             raise InputError(f"Column {target.name!r} was numbers in training, and is text here.")
         y = target.numbers[order]
     mean, std = (part[:, 0] for part in run.estimator.predict(y, steps=steps, return_std=True))
-    low, high = judging.interval(mean, std)
+    low, high = metrics.interval(mean, std)
     return {"time": following(times, steps), "prediction": mean, "std": std, "low": low, "high": high}
 
 

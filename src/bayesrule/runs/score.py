@@ -7,11 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from scipy.special import gammaln, ndtri, pdtrik
+from scipy.special import gammaln, pdtrik
 
 from .. import metrics
-
-_WIDTH = float(ndtri(0.95))  # of a 90 % interval
 
 
 @jax.jit
@@ -44,7 +42,7 @@ def measured(y: np.ndarray, mean: np.ndarray, low: np.ndarray, high: np.ndarray,
         "nll": nll,
         "rmse": float(np.sqrt(np.mean(error**2))),
         "r2": float(1 - np.sum(error**2) / max(np.sum(spread**2), 1e-300)),
-        "coverage90": float(np.mean((y >= low) & (y <= high))),
+        "coverage90": float(metrics.coverage(y, low, high)),
     }
 
 
@@ -52,18 +50,13 @@ def normal(y: np.ndarray, mean: Any, std: Any) -> dict[str, float]:
     """The same for a Gaussian prediction."""
     mean, std = np.broadcast_to(mean, y.shape), np.broadcast_to(std, y.shape)
     nll = float(np.mean(0.5 * ((y - mean) / std) ** 2 + np.log(std) + 0.5 * math.log(2 * math.pi)))
-    return measured(y, mean, *interval(mean, std), nll)
-
-
-def interval(mean: np.ndarray, std: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A Gaussian's central 90 %."""
-    return mean - _WIDTH * std, mean + _WIDTH * std
+    return measured(y, mean, *metrics.interval(mean, std), nll)
 
 
 def numbers(estimator: Any, x: np.ndarray, task: str) -> dict[str, np.ndarray]:
     """What an estimator predicts for rows: the mean and the deviation of a new y, and a 90 % interval."""
     mean, std = estimator.predict(x, return_std=True)
-    low, high = interval(mean, std)
+    low, high = metrics.interval(mean, std)
     if task == "counts":
         draws = estimator.sample_predictive(x, 500, random_state=0)
         low, high = np.quantile(draws, [0.05, 0.95], axis=0, method="inverted_cdf")

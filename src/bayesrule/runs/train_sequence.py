@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import metrics
 from ..estimators.registry import build, estimator_name
 from ..tables.tables import Column, InputError, Table
 from ..tables.time_order import in_order
@@ -31,7 +32,7 @@ def learnt(table: Table, target: Column, config: dict[str, Any], watcher: Watche
     estimator.fit(seen)
     mean, std = (part[:, 0] for part in estimator.predict(seen, steps=held, return_std=True))
     there = ~np.isnan(ahead)
-    low, high = judging.interval(mean, std)
+    low, high = metrics.interval(mean, std)
     fitted, spread = _fitted(estimator, seen)
     run = Run(
         config={**config, "estimator": name},

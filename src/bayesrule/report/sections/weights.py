@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from ...metrics import interval
 from ...runs.run import Run
 from .. import charts
 from ..format_numbers import count, number, percent, several, with_spread
 from ..markup import Markup, joined, named, tag
 from ..svg import ticks
-from ..test_rows import NINETY
 from .layout import beside, figure, key, table
 
 SHOWN, LAYERS = 20, 6
@@ -51,7 +51,7 @@ def _forest(names: list[str], mean: np.ndarray, std: np.ndarray) -> Markup | Non
         return None
     strength = np.abs(mean[sound]) / np.maximum(std[sound], 1e-300)
     best = sound[np.argsort(-strength, kind="stable")[:SHOWN]]
-    low, high = mean - NINETY * std, mean + NINETY * std
+    low, high = interval(mean, std)
     left, right = min(float(low[best].min()), 0.0), max(float(high[best].max()), 0.0)
     room = 0.03 * (right - left) or 1.0
     span = (left - room, right + room)
@@ -78,8 +78,9 @@ def _forest(names: list[str], mean: np.ndarray, std: np.ndarray) -> Markup | Non
 
 
 def _coefficient(name: str, mean: float, std: float, span: tuple[float, float]) -> Markup:
-    ends = [_place(mean + side * NINETY * std, span) for side in (-1, 1)]
-    look = "blue" if (mean - NINETY * std) * (mean + NINETY * std) > 0 else "pale"
+    low, high = (float(limit) for limit in interval(mean, std))
+    ends = [_place(limit, span) for limit in (low, high)]
+    look = "blue" if low * high > 0 else "pale"
     # The drawing is stretched to its cell; strokes keep their width, and so the dots stay round.
     zero, middle = _place(0.0, span), _place(mean, span)
     marks = [
