@@ -86,7 +86,7 @@ def test_derivatives_where_inputs_meet(kernel):
 @pytest.mark.parametrize(
     ("act", "words"),
     [
-        (lambda: RBF(-1.0), "variance must be positive"),
+        (lambda: RBF(-1.0), "variance must be above 0"),
         (lambda: RBF(1.0, np.ones((2, 2))), "lengthscale is a number or one for each dimension"),
         (lambda: RBF(1.0, np.ones(2))(X), "3 dimensions and 2 lengthscales"),
         (lambda: RBF()(X, X[:, :2]), "3 and of 2 dimensions"),

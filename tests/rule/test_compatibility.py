@@ -123,9 +123,9 @@ def test_a_start_from_another_family():
         (lambda: blr.GradientAverage(0.9, over="all"), '"data" or "total"'),
         (lambda: blr.Steps(0.1, lazy=True), "temperature=0"),
         (lambda: blr.Steps(0.1, temperature=0.0, lazy=True, momentum=0.9), "without momentum"),
-        (lambda: blr.MonteCarlo(0), "positive number"),
-        (lambda: blr.MonteCarlo(3, antithetic=True), "even if antithetic"),
-        (lambda: blr.Quadrature(0), "at least 1"),
+        (lambda: blr.MonteCarlo(0), "samples= is a whole number above 0"),
+        (lambda: blr.MonteCarlo(3, antithetic=True), "come in pairs"),
+        (lambda: blr.Quadrature(0), "order= is a whole number above 0"),
         (lambda: blr.gradient_descent(-1.0), "rate must be"),
     ],
 )

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ..families.gaussian.precision import square_root
+from ..numerics.linalg import root_rows
 from ..objectives.objective import Objective
 from .base import Pointwise
 from .gradient import sloped
@@ -101,7 +101,7 @@ class GeneralizedGaussNewton(Pointwise):
 
         def columns(output: Array, example: PyTree) -> Array:
             middle = jax.hessian(loss)(output, example[1]) if self.fisher is None else self.fisher(output)
-            return square_root(jnp.reshape(middle, (1, output.size, output.size)))[0]
+            return root_rows(jnp.reshape(middle, (1, output.size, output.size)))[0]
 
         apply = lambda t, example: objective.outputs(t, jax.tree.map(lambda x: x[None], example))[0]
         measured = sloped(objective, theta, batch, aux, None)

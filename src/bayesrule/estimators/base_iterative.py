@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from numbers import Integral
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,6 +18,7 @@ from ..factor_graph.model import Model
 from ..families.product import Product
 from ..fitting.fit import fit
 from ..fitting.result import Result
+from ..numerics.checks import positive_int
 from ..numerics.padding import bucket
 from ..recipes import em, svi, vmp
 from ..rule.rule import Rule
@@ -28,9 +28,9 @@ Build = Callable[[str, Any], Model]
 """A model with priors of this kind, "flat" or "default", from a start that the key draws."""
 
 
-def room(rows: int) -> int:
+def padded_rows(rows: int) -> int:
     """The bucket of so many rows, 160 at least: such fits are a moment's, and compiling takes longer."""
-    return bucket(max(rows, 160))
+    return bucket(rows, least=160)
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Iterated(Estimator):
         self, build: Build, data: PyTree, rows: int, batch_size: int | None = None, rule: Rule | None = None
     ) -> Found:
         """The best of all starts; with a batch size, `max_iter` passes over the data."""
-        whole(self, "max_iter", "n_init")
+        check_positive_ints(self, "max_iter", "n_init")
         if not self.tol >= 0:
             raise ValueError(f"tol= is 0 or more nats for each row, got {self.tol!r}.")
         rule, found = self._rule() if rule is None else rule, []
@@ -111,9 +111,7 @@ class Iterated(Estimator):
             warnings.warn(said, ConvergenceWarning, stacklevel=4)
 
 
-def whole(estimator: Any, *names: str) -> None:
-    """Raise unless these parameters are whole numbers above 0."""
+def check_positive_ints(estimator: Any, *names: str) -> None:
+    """Raise unless these parameters of the estimator are integers of at least 1."""
     for name in names:
-        value = getattr(estimator, name)
-        if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name}= is a whole number above 0, got {value!r}.")
+        positive_int(name, getattr(estimator, name))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import copy
-import math
 import warnings
 from abc import abstractmethod
 from functools import partial
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Any, ClassVar, Self
 
 import jax
@@ -19,7 +18,8 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ..fitting.predict import predict
 from ..fitting.result import Result
 from ..models.networks import Network
-from ..numerics.padding import bucket, padded
+from ..numerics.checks import is_positive_int, positive_int
+from ..numerics.padding import bucket, pad, power_of_two
 from ..objectives.batches import Weighted
 from ..objectives.objective import Objective
 from ..points.relaxed import Sign
@@ -58,7 +58,7 @@ class Trained(Estimator):
     def _sizes(self, inputs: int, outputs: int) -> tuple[int, ...]:
         hidden = self.hidden_layer_sizes
         hidden = (hidden,) if isinstance(hidden, Integral) else tuple(hidden)
-        if any(isinstance(size, bool) or not isinstance(size, Integral) or size < 1 for size in hidden):
+        if not all(map(is_positive_int, hidden)):
             raise ValueError(
                 f"hidden_layer_sizes= are the widths of the hidden layers, positive whole numbers, got "
                 f"{self.hidden_layer_sizes!r}."
@@ -67,18 +67,17 @@ class Trained(Estimator):
 
     def _train(self, X: np.ndarray, y: np.ndarray, counts: np.ndarray, *, go_on: bool) -> None:
         """Train from the start for `max_iter` epochs, or (go_on) from the state for one."""
-        epochs = 1 if go_on else whole("max_iter", self.max_iter)
+        epochs = 1 if go_on else positive_int("max_iter", self.max_iter)
         real = X.dtype
         with jax.enable_x64(bool(real == np.float64)):
             rows = _rows(len(X))
-            size = min(200, len(X)) if self.batch_size == "auto" else min(whole("batch_size", self.batch_size), len(X))
+            size = 200 if self.batch_size == "auto" else positive_int("batch_size", self.batch_size)
+            size = min(size, len(X))
             batch, per_epoch = (None, 1) if size >= len(X) else (size, -(-rows // size))
             steps = epochs * per_epoch
             rule, network, total = self._rule(None if go_on else steps), self._network(), float(counts.sum())
             scaled = ((X - self.x_mean_) / self.x_scale_).astype(real)
-            data = Weighted(
-                (padded(scaled, rows), padded(y, rows)), jnp.asarray(padded(counts.astype(real), rows)), total
-            )
+            data = Weighted((pad(scaled, rows), pad(y, rows)), jnp.asarray(pad(counts.astype(real), rows)), total)
             first, order = jax.random.split(key_of(self.random_state))
             options = {"steps": steps, "batch_size": batch, "key": order}
             state = getattr(self, "state_", None) if go_on else None
@@ -117,11 +116,11 @@ class Trained(Estimator):
     def _outputs(self, X: Any, link: Any = None, variance: bool = False) -> Any:
         """What the network says of new inputs, averaged over the posterior."""
         check_is_fitted(self)
-        whole("samples", self.samples)
+        positive_int("samples", self.samples)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         real = jax.tree.leaves(self.posterior_)[0].dtype
         with jax.enable_x64(bool(real == np.float64)):
-            x = padded(((X - self.x_mean_) / self.x_scale_).astype(real), _rows(len(X)))
+            x = pad(((X - self.x_mean_) / self.x_scale_).astype(real), _rows(len(X)))
             key, how = jax.random.fold_in(key_of(self.random_state), 1), self.how_
             options: dict[str, Any] = {"link": link, "variance": variance and how != "mean"}
             options |= {"points": Sign()} if how == "signs" else {"method": how, "samples": self.samples}
@@ -133,12 +132,12 @@ class Trained(Estimator):
     def _drawn(self, X: Any, n_samples: int, random_state: Any) -> tuple[np.ndarray, Any]:
         """The network's outputs for draws of its weights, (n_samples, n, K), and a key for what is drawn next."""
         check_is_fitted(self)
-        whole("n_samples", n_samples)
+        positive_int("n_samples", n_samples)
         X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
         real = jax.tree.leaves(self.posterior_)[0].dtype
         first, second = jax.random.split(key_of(self.random_state if random_state is None else random_state))
         with jax.enable_x64(bool(real == np.float64)):
-            x = padded(((X - self.x_mean_) / self.x_scale_).astype(real), _rows(len(X)))
+            x = pad(((X - self.x_mean_) / self.x_scale_).astype(real), _rows(len(X)))
             apply = self._network().apply
             if self.how_ == "samples":
                 found = _each(self.posterior_, x, jax.random.split(first, n_samples), apply)
@@ -164,16 +163,4 @@ def _each(q: Any, x: Any, keys: Any, apply: Any) -> Any:
 
 def _rows(count: int) -> int:
     """The rows that a program is compiled for: coarse where they are few, for compiling costs more than they do."""
-    return max(64, 1 << (count - 1).bit_length()) if count <= 256 else bucket(count)
-
-
-def whole(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
-        raise ValueError(f"{name}= is a positive whole number, got {value!r}.")
-    return int(value)
-
-
-def positive(name: str, value: Any, more: str = "") -> float:
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
-        raise ValueError(f"{name}= is a positive number{f' {more}' if more else ''}, got {value!r}.")
-    return float(value)
+    return power_of_two(count, 64) if count <= 256 else bucket(count)

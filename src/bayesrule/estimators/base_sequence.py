@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from sklearn.utils.validation import validate_data
 
-from .base_iterative import Iterated, room
+from ..numerics.checks import positive_int
+from .base_iterative import Iterated, padded_rows
 
 
 class Series(NamedTuple):
@@ -54,7 +55,7 @@ class SequenceModel(Iterated):
             first = reset and not parts
             parts.append(validate_data(self, column, reset=first, ensure_min_samples=2 if first else 1, **how))
         lengths = np.array([len(part) for part in parts])
-        steps = np.full((len(parts), room(int(lengths.max()) + ahead), parts[0].shape[1]), np.nan)
+        steps = np.full((len(parts), padded_rows(int(lengths.max()) + ahead), parts[0].shape[1]), np.nan)
         for row, part in zip(steps, parts, strict=True):
             row[: len(part)] = part
         if reset and np.isnan(steps).all((0, 1)).any():
@@ -65,6 +66,4 @@ class SequenceModel(Iterated):
 
 def horizon(steps: Any) -> int:
     """How far to look ahead, or an error."""
-    if not isinstance(steps, int | np.integer) or steps < 1:
-        raise ValueError(f"steps= is how far to look ahead, a whole number above 0, got {steps!r}.")
-    return int(steps)
+    return positive_int("steps", steps, meaning="how far to look ahead")

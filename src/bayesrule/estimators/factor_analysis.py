@@ -15,11 +15,11 @@ from ..factor_graph.model import Model
 from ..families.point_mass import Peak
 from ..models import factor_analysis_missing as factor_scores
 from ..models.factor_analysis import condensed, factor_analysis
-from ..numerics.padding import padded
+from ..numerics.padding import pad
 from ..recipes import em, vmp
 from ..rule.rule import Rule
 from .base import double
-from .base_iterative import Iterated, room, whole
+from .base_iterative import Iterated, check_positive_ints, padded_rows
 
 
 class _Factors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Iterated):
@@ -65,9 +65,9 @@ class _Factors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Iterated):
             self.scale_ = np.full_like(self.scale_, np.sqrt(np.mean(self.scale_**2)))
         rows, holes = (X - center) / self.scale_, not there.all()
         if holes:
-            data: Any = {"y": padded(rows, room(len(X)), fill=np.nan)}
+            data: Any = {"y": pad(rows, padded_rows(len(X)), fill=np.nan)}
         else:
-            data = condensed(rows, min(X.shape[1], room(len(X))))
+            data = condensed(rows, min(X.shape[1], padded_rows(len(X))))
         size = self._size(X.shape[1])
         found = self._settle(partial(_built, rows, size, self._noise, holes), data, len(X))
         self._keep(found)
@@ -85,7 +85,7 @@ class _Factors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Iterated):
     def _size(self, features: int) -> int:
         if self.n_components is None:
             return max(1, min(10, features // 2))
-        whole(self, "n_components")
+        check_positive_ints(self, "n_components")
         return self.n_components
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from numbers import Integral, Real
+from numbers import Real
 from typing import Any, ClassVar, Self
 
 import jax
@@ -22,7 +22,8 @@ from ..fitting.result import Result
 from ..models import gp, sparse_gp
 from ..models.component_predictive import drawn
 from ..models.kernels import RBF, Kernel
-from ..numerics.padding import bucket, columns, padded
+from ..numerics.checks import positive_int
+from ..numerics.padding import bucket, column_bucket, pad
 from ..objectives.batches import Weighted
 from ..points.base import Delta
 from ..points.quadrature import Quadrature, grid
@@ -68,16 +69,14 @@ class _Process(Estimator):
     def _scaled(self, X: np.ndarray) -> np.ndarray:
         """In the kernel's units. One length scale sees distances alone, which columns of zeros leave as they are."""
         x = (X - self.x_mean_) / self.x_scale_
-        return padded(x, len(x), columns(x.shape[1])) if self.kernel is None else x
+        return pad(x, len(x), column_bucket(x.shape[1])) if self.kernel is None else x
 
     def _few(self, rows: int) -> int | None:
         """How many inducing inputs, None for the whole process."""
         few = self.n_inducing
         if few is None or (isinstance(few, str) and few == "auto"):
             return None if few is None or rows <= self.dense_rows else 200
-        if isinstance(few, bool) or not isinstance(few, Integral) or few < 1:
-            raise ValueError(f'n_inducing= is None (the whole process), "auto" or a positive number, got {few!r}.')
-        return min(int(few), rows)
+        return min(positive_int("n_inducing", few, alternatives='"auto" or None (the full process)'), rows)
 
     def _latent(self, X: np.ndarray, kernel: Kernel, block: Any, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """The mean and the (co)variance of f at new inputs."""
@@ -85,11 +84,11 @@ class _Process(Estimator):
         rows, size = len(new), bucket(len(places))
         # Filled up as in `fit`, with outputs that have no sites, so that nothing is compiled for this very number.
         if hasattr(block, "sites"):
-            block, places = resized(block, len(places), size), padded(places, size)
+            block, places = resized(block, len(places), size), pad(places, size)
         found = []
         for begin in range(0, rows, rows if full else _CHUNK):
             part = new[begin : begin + (rows if full else _CHUNK)]
-            mean, spread = gp.predict(block, kernel, places, padded(part, bucket(len(part))), full=full)
+            mean, spread = gp.predict(block, kernel, places, pad(part, bucket(len(part))), full=full)
             found.append([np.asarray(array)[tuple(slice(len(part)) for _ in array.shape)] for array in (mean, spread)])
         mean, spread = (np.concatenate(parts) for parts in zip(*found, strict=True))
         return mean, spread if full else np.maximum(spread, 0.0)
@@ -154,7 +153,7 @@ class GaussianProcessRegressor(RegressorMixin, _Process):
         if not (isinstance(noise, str) and noise == "auto") and not (isinstance(noise, Real) and float(noise) > 0):
             raise ValueError(f'noise= is "auto" or the variance of y about f, a number above 0, got {noise!r}.')
         rows = bucket(len(y))
-        x, y, filled = padded(x, rows), padded((y - self.y_mean_) / self.y_scale_, rows), padded(counts, rows)
+        x, y, filled = pad(x, rows), pad((y - self.y_mean_) / self.y_scale_, rows), pad(counts, rows)
         known: dict[str, Any]
         known, free = ({}, {"kernel": kernel}) if self.optimizer == "bound" else ({"kernel": kernel}, {})
         starts = [free]
@@ -254,11 +253,11 @@ class GaussianProcessClassifier(ClassifierMixin, _Process):
         counts, X, labels = counted(counts, X, labels)
         x, kernel, places = self._inputs(X, counts)
         rows, count = bucket(len(x)), len(x)
-        x, filled = padded(x, rows), padded(counts, rows)
+        x, filled = pad(x, rows), pad(counts, rows)
         several = len(self.classes_) > 2
         found = []
         for chosen in range(len(self.classes_)) if several else [1]:
-            ones = padded((labels == chosen).astype(float), rows)
+            ones = pad((labels == chosen).astype(float), rows)
             found.append(self._one(x, Weighted({"x": x, "y": ones}, jnp.asarray(filled)), kernel, places))
         blocks = [resized(block, rows, count) if places is None else block for block, _, _ in found]
         kernels = [kernel for _, kernel, _ in found]

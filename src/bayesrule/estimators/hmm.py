@@ -14,8 +14,9 @@ from ..families.product import Product
 from ..models import hmm
 from ..models.component_predictive import drawn, gaussians, predictive
 from ..models.starts.clusters import displaced
+from ..numerics.checks import positive_int
 from .base import double
-from .base_iterative import Found, whole
+from .base_iterative import Found, check_positive_ints
 from .base_sequence import SequenceModel, Series, horizon
 
 
@@ -58,7 +59,7 @@ class _HMM(SequenceModel):
     def fit(self, Y: Any, y: Any = None) -> Self:
         """Fit to one series or many; NaN is missing."""
         series = self._series(Y, reset=True)
-        whole(self, "n_components")
+        check_positive_ints(self, "n_components")
         self._keep(*self._learn(self._observed(series), int(series.lengths.sum())))
         self.startprob_ = np.asarray(self.posterior_["initial"].mean)
         self.transmat_ = np.asarray(self.posterior_["transitions"].mean)
@@ -123,8 +124,7 @@ class _HMM(SequenceModel):
     def sample(self, n_samples: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """A series of so many steps drawn from the model, and its states."""
         check_is_fitted(self)
-        if n_samples < 1:
-            raise ValueError(f"n_samples= is a whole number above 0, got {n_samples!r}.")
+        positive_int("n_samples", n_samples)
         random = check_random_state(self.random_state)
         states = [drawn(random, self.startprob_[None])]
         for _ in range(n_samples - 1):

@@ -16,7 +16,7 @@ from ..families.gaussian.full import Gaussian
 from ..fitting.empirical_bayes import Evidence, matched
 from ..fitting.result import Result
 from ..models import regression
-from ..numerics.padding import bucket, columns, padded
+from ..numerics.padding import bucket, column_bucket, pad
 from ..objectives.batches import Weighted
 from ..objectives.objective import Objective
 from ..objectives.regularizers import as_regularizer
@@ -68,8 +68,8 @@ class _Linear(Estimator):
         outputs = start["w"].shape[1] if start["w"].ndim == 2 else None
         rule, features = self._rule(outputs, X), X.shape[1]
         # Empty columns change nothing (their weights stay at the prior), and save compiling for every width.
-        wide = columns(features) if isinstance(self.recipe, str) else features
-        start = {**start, "w": padded(start["w"], wide)}
+        wide = column_bucket(features) if isinstance(self.recipe, str) else features
+        start = {**start, "w": pad(start["w"], wide)}
         objective = regression.regression(self._kind, counts.sum(), intercept=self.fit_intercept)
         prior = regression.strength if self.fit_intercept else regression.strength_alone
         data = _data(X, y, counts, wide)
@@ -199,7 +199,7 @@ def _unit(X: np.ndarray, counts: np.ndarray) -> float:
 def _data(X: np.ndarray, y: np.ndarray, counts: np.ndarray, wide: int) -> Weighted:
     """Padded, with no weight for what is not there."""
     rows = bucket(len(X))
-    return Weighted((padded(X, rows, wide), padded(y, rows)), jnp.asarray(padded(counts, rows)), counts.sum())
+    return Weighted((pad(X, rows, wide), pad(y, rows)), jnp.asarray(pad(counts, rows)), counts.sum())
 
 
 class LogisticRegression(ClassifierMixin, _Linear):

@@ -16,11 +16,12 @@ from ..families.product import Product
 from ..models.component_predictive import gaussians, predictive
 from ..models.mixture import gaussian_mixture, usual_priors
 from ..models.starts.clusters import displaced
-from ..numerics.padding import padded
+from ..numerics.checks import positive_int
+from ..numerics.padding import pad
 from ..recipes import svi
 from ..rule.rule import Rule
 from .base import double
-from .base_iterative import Falling, Iterated, room, whole
+from .base_iterative import Falling, Iterated, check_positive_ints, padded_rows
 
 _BATCH = 256
 
@@ -99,14 +100,14 @@ class GaussianMixture(DensityMixin, Iterated):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to rows X (N, D)."""
         X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
-        whole(self, "n_components")
+        check_positive_ints(self, "n_components")
         if not self.reg_covar >= 0:
             raise ValueError(f"reg_covar= is a variance, 0 or more, got {self.reg_covar!r}.")
         # Products of entries are what the messages are made of: centred, they lose no digits.
         center = X.mean(0)
         rows, batch = X - center, self._batch(len(X))
         if batch is None:
-            rows = padded(rows, room(len(X)), fill=np.nan)  # missing rows, which say nothing
+            rows = pad(rows, padded_rows(len(X)), fill=np.nan)  # missing rows, which say nothing
         build = partial(_built, rows, self.n_components, self.covariance_type, self.reg_covar * len(X))
         found = self._settle(build, {"y": rows}, len(X), batch)
         q = found.result.q
@@ -121,7 +122,7 @@ class GaussianMixture(DensityMixin, Iterated):
 
     def _batch(self, rows: int) -> int | None:
         if self.batch_size is not None:
-            whole(self, "batch_size")
+            check_positive_ints(self, "batch_size")
         stochastic = isinstance(self.method, str) and self.method == "svi"
         size = _BATCH if self.batch_size is None and stochastic else self.batch_size
         return None if size is None or size >= rows else size
@@ -167,8 +168,7 @@ class GaussianMixture(DensityMixin, Iterated):
     def sample(self, n_samples: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Rows drawn from the fitted density, and the component of each."""
         check_is_fitted(self)
-        if n_samples < 1:
-            raise ValueError(f"n_samples= is a whole number above 0, got {n_samples!r}.")
+        positive_int("n_samples", n_samples)
         random = check_random_state(self.random_state)
         labels = np.repeat(np.arange(len(self.weights_)), random.multinomial(n_samples, self.weights_))
         return predictive(self.posterior_["components"]).sample(random, labels), labels

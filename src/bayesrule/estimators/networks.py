@@ -13,6 +13,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from ..models.networks import Network, binary_mlp, gaussian_nll, mlp, noisy_nll, softmax_cross_entropy, with_noise
+from ..numerics.checks import positive_number
 from ..objectives.batches import Weighted
 from ..objectives.objective import Objective
 from ..objectives.regularizers import Isotropic
@@ -20,7 +21,7 @@ from ..rule.rule import Rule
 from ..steps.schedule import at
 from . import named_recipes as schedules
 from .base import chosen
-from .base_network import Trained, positive
+from .base_network import Trained
 from .preprocessing import codes, standard, weights
 
 _GAIN = 4.0  # what signs alone make of a class's score is too small to be sure of anything
@@ -42,7 +43,7 @@ class _Perceptron(Trained):
         return _perceptron(self._sizes(self.n_features_in_, outputs), self.activation)
 
     def _rule(self, steps: int | None) -> Rule:
-        temperature = positive("temperature", self.temperature)
+        temperature = positive_number("temperature", self.temperature)
         settings = (steps, temperature, self._pace, self._curvature())
         named = {name: partial(schedules.gaussian, name, *settings) for name in schedules.GAUSSIAN}
         return chosen(self.recipe, named, self)
@@ -59,7 +60,7 @@ class _Perceptron(Trained):
 
     def _choose(self, network: Network, start: Any, data: Weighted, options: dict[str, Any]) -> None:
         if self.prior_precision != "auto":
-            self.prior_precision_ = positive("prior_precision", self.prior_precision, 'or "auto"')
+            self.prior_precision_ = positive_number("prior_precision", self.prior_precision, alternatives='"auto"')
             return
         # The bound's maximum over δ at the q of a first fit, drawn half-way to 1 by a prior as strong as the weights
         # themselves: of a likelihood that counts more than once, the evidence alone would let them grow without end.
@@ -246,7 +247,7 @@ class MLPRegressor(RegressorMixin, _Perceptron):
             raise ValueError(f"y has the shape {y.shape}, and the first call had {self.y_mean_.size} targets a row.")
         targets = ((y - self.y_mean_) / self.y_scale_).reshape(len(y), -1).astype(X.dtype)
         if not self._noisy:
-            noise = positive("noise", self.noise, 'or "auto"') / self.y_scale_.reshape(-1) ** 2
+            noise = positive_number("noise", self.noise, alternatives='"auto"') / self.y_scale_.reshape(-1) ** 2
             targets = np.concatenate([targets, np.broadcast_to(noise, targets.shape).astype(X.dtype)], axis=1)
         self._train(X, targets, counts, go_on=go_on)
         self._keep_noise()

@@ -13,7 +13,8 @@ from sklearn.utils.validation import validate_data
 
 from ..fitting.empirical_bayes import conjugate_evidence, likelihood_message
 from ..models import regression, ridge
-from ..numerics.padding import bucket, columns, padded
+from ..numerics.checks import positive_number
+from ..numerics.padding import bucket, column_bucket, pad
 from ..objectives.batches import Weighted
 from ..objectives.regularizers import as_regularizer
 from ..recipes import newton
@@ -105,8 +106,8 @@ class RidgeRegression(RegressorMixin, Estimator):
         triangle[:, -1] /= scale
         if self.fit_intercept:  # around the means it has nothing to do with the weights
             triangle = np.vstack([np.eye(1, features + 2) * math.sqrt(self.n_samples_seen_), triangle])
-        rows, wide = bucket(len(triangle)), columns(features)
-        examples = padded(triangle[:, :-1], rows, wide + 1), padded(triangle[:, -1], rows)
+        rows, wide = bucket(len(triangle)), column_bucket(features)
+        examples = pad(triangle[:, :-1], rows, wide + 1), pad(triangle[:, -1], rows)
         strength, noise = _number(self.prior_precision, "prior_precision"), _number(self.noise, "noise")
         hyper = {
             "w": 1.0 if strength is None else strength * scale**2,
@@ -134,9 +135,9 @@ class RidgeRegression(RegressorMixin, Estimator):
         scale = self._scale()
         hyper = {"w": self.prior_precision_ * scale**2}
         ones = np.full(len(X), float(self.fit_intercept))
-        rows = padded(np.column_stack([ones, X - self.x_mean_]), bucket(len(X)))
-        each = jnp.asarray(padded(counts * scale**2 / self.noise_, len(rows)))
-        data = Weighted((rows, padded((y - self.y_mean_) / scale, len(rows))), each)
+        rows = pad(np.column_stack([ones, X - self.x_mean_]), bucket(len(X)))
+        each = jnp.asarray(pad(counts * scale**2 / self.noise_, len(rows)))
+        data = Weighted((rows, pad((y - self.y_mean_) / scale, len(rows))), each)
         start = regression.zeros(X.shape[1], intercept=self.fit_intercept)
         objective = ridge.ridge(len(rows), self._prior(hyper))
         result = self._run(rule, objective, start, data, steps=self.max_iter, key=key_of(self.random_state))
@@ -166,6 +167,4 @@ class RidgeRegression(RegressorMixin, Estimator):
 def _number(value: Any, name: str) -> float | None:
     if isinstance(value, str) and value == "auto":
         return None
-    if not 0 < float(value) < float("inf"):
-        raise ValueError(f'{name} is "auto" or a positive number, got {value!r}.')
-    return float(value)
+    return positive_number(name, value, alternatives='"auto"')

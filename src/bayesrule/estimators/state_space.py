@@ -16,7 +16,7 @@ from ..models.linear_gaussian import linear_gaussian, state_space
 from ..recipes import em, vmp
 from ..rule.rule import Rule
 from .base import double
-from .base_iterative import whole
+from .base_iterative import check_positive_ints
 from .base_sequence import SequenceModel, Series, horizon
 
 
@@ -74,7 +74,7 @@ class LinearGaussianStateSpace(SequenceModel):
     def fit(self, Y: Any, y: Any = None) -> Self:
         """Fit to one series or many; NaN is missing."""
         series = self._series(Y, reset=True)
-        whole(self, "n_states")
+        check_positive_ints(self, "n_states")
         self.mean_ = np.nanmean(series.steps, axis=(0, 1))
         spread = np.nanstd(series.steps, axis=(0, 1))
         self.scale_ = np.where(spread > 0, spread, 1.0)

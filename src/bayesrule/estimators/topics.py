@@ -17,7 +17,7 @@ from ..numerics.padding import bucket
 from ..recipes import svi
 from ..rule.rule import Rule
 from .base import chosen, double, key_of
-from .base_iterative import Falling, Found, Iterated, room, whole
+from .base_iterative import Falling, Found, Iterated, check_positive_ints, padded_rows
 
 _TOGETHER = 16  # documents that settle at a time, where there are many
 
@@ -93,7 +93,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
     def _local(self, rate: Any, rows: int) -> Rule:
         """Documents that settle at every step, and topics that move at this rate."""
-        whole(self, "max_doc_update_iter")
+        check_positive_ints(self, "max_doc_update_iter")
         together = _TOGETHER if rows > 2 * _TOGETHER**2 else None
         return svi(rate, local_steps=self.max_doc_update_iter, tolerance=self.mean_change_tol, together=together)
 
@@ -107,7 +107,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         return validate_data(self, X, reset=reset, **how)
 
     def _model(self, prior: Any, _: str = "default", key: Any = None) -> Model:
-        whole(self, "n_components")
+        check_positive_ints(self, "n_components")
         for name in ("doc_topic_prior", "topic_word_prior"):
             value = getattr(self, name)
             if value is not None and not value > 0:
@@ -119,7 +119,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to counts X (documents, words), dense or sparse."""
         X = self._counts(X, reset=True)
-        whole(self, "batch_size")
+        check_positive_ints(self, "batch_size")
         rows = X.shape[0]
         batch = self.batch_size if self.method == "svi" and self.batch_size < rows else None
         data = _documents(X) if batch is None else documents(X, width=_width(X))
@@ -176,7 +176,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
 
 
 def _documents(X: Any) -> dict[str, Any]:
-    return documents(X, rows=room(X.shape[0]), width=_width(X))
+    return documents(X, rows=padded_rows(X.shape[0]), width=_width(X))
 
 
 def _width(X: Any) -> int:

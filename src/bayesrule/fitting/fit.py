@@ -15,6 +15,7 @@ from jaxtyping import Array, PyTree
 
 from ..factor_graph.leave_one_out import leave_one_out
 from ..factor_graph.model import Model
+from ..numerics.checks import nonnegative_int
 from ..objectives.objective import Objective, as_objective
 from ..rule.rule import Rule
 from ..rule.state import State
@@ -55,9 +56,7 @@ def fit(
     if the bound falls from one step to the next, which with ρ = 1 and conjugate factors it never does.
     """
     objective = as_objective(objective)
-    if not isinstance(steps, int | np.integer) or steps < 0:
-        raise ValueError(f"steps= is how many steps to take, a whole number, got {steps!r}.")
-    steps = int(steps)
+    steps = nonnegative_int("steps", steps, meaning="how many steps to take")
     if microbatches != 1 and isinstance(objective, Model):
         raise ValueError("A model's batch is measured as one: leave microbatches= out, and take a smaller batch_size.")
     loader = _Loader.of(objective, data, batch_size)

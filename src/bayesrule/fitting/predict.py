@@ -14,6 +14,8 @@ from jaxtyping import Array, Float, PyTree
 
 from ..families.base import Family
 from ..families.gaussian.base import GaussianFamily
+from ..numerics.checks import positive_int
+from ..numerics.linalg import symmetric_root
 from ..points.base import Points, PointSet
 
 _METHODS = ("samples", "mean", "linearized")
@@ -185,15 +187,9 @@ def _linked(
     if noise is None:
         mean = function(f / jnp.sqrt(1 + math.pi / 8 * v))
         return mean, jnp.zeros_like(mean)  # not asked for
-    values = jax.vmap(lambda draw: function(draw.reshape(shape)))(center + noise @ _square_root(covariance))
+    values = jax.vmap(lambda draw: function(draw.reshape(shape)))(center + noise @ symmetric_root(covariance))
     mean = jnp.mean(values, axis=0) if callable(link) else function(f / jnp.sqrt(1 + math.pi / 8 * v))
     return mean, jnp.var(values, axis=0)
-
-
-def _square_root(covariance: Float[Array, "K K"]) -> Float[Array, "K K"]:
-    """The symmetric square root, which also exists where outputs depend on each other."""
-    values, vectors = jnp.linalg.eigh(covariance)
-    return (vectors * jnp.sqrt(jnp.maximum(values, 0.0))) @ vectors.T
 
 
 def _as_function(link: Any) -> Callable[[Array], Array]:
@@ -280,8 +276,7 @@ def _check(
     if not (link is None or link in ("softmax", "sigmoid") or callable(link)):
         raise ValueError(f'link is None, "softmax", "sigmoid" or a function of one example\'s output, got {link!r}.')
     for name, number in (("samples", samples), ("batch_size", 1 if batch_size is None else batch_size)):
-        if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-            raise ValueError(f"{name} is a positive whole number, got {number!r}.")
+        positive_int(name, number)
     if points is not None and not isinstance(points, Points):
         raise ValueError(f"points is one of blr.MonteCarlo, blr.Quadrature, …, got {type(points).__name__}.")
     if points is not None and method != "samples":

@@ -13,6 +13,8 @@ import numpy as np
 from jaxtyping import Float
 from numpy import ndarray
 
+from ..numerics.padding import map_chunks
+
 _ENTRIES = 1 << 21  # of the systems that are solved at once
 
 
@@ -24,7 +26,7 @@ def scores(y: Any, loadings: Any, noise: Any, spread: Any = None) -> Float[ndarr
     >>> scores(np.array([[1.0, np.nan], [1.0, 1.0]]), np.ones((2, 1)), np.ones(2)).tolist()
     [[0.5], [0.6667]]
     """
-    return _in_parts(lambda part: _solved(part, loadings, noise, spread)[0], y, loadings)
+    return _map_rows(lambda part: _solved(part, loadings, noise, spread)[0], y, loadings)
 
 
 def log_likelihoods(y: Any, loadings: Any, noise: Any) -> Float[ndarray, " N"]:
@@ -39,7 +41,7 @@ def log_likelihoods(y: Any, loadings: Any, noise: Any) -> Float[ndarray, " N"]:
         log = np.linalg.slogdet(system)[1] + there @ np.log(2 * np.pi * np.asarray(noise))
         return -0.5 * (log + square)
 
-    return _in_parts(one, y, loadings)
+    return _map_rows(one, y, loadings)
 
 
 def filled(y: Any, loadings: Any, noise: Any, spread: Any = None) -> Float[ndarray, "N D"]:
@@ -65,8 +67,8 @@ def _solved(y: ndarray, loadings: Any, noise: Any, spread: Any) -> tuple[ndarray
     return np.linalg.solve(system, right[..., None])[..., 0], system
 
 
-def _in_parts(function: Callable[[ndarray], ndarray], y: Any, loadings: Any) -> ndarray:
-    """So many rows at a time that their systems have room."""
+def _map_rows(function: Callable[[ndarray], ndarray], y: Any, loadings: Any) -> ndarray:
+    """Apply the function to so many rows at a time that their K×K systems fit into a bounded memory."""
     y, size = np.asarray(y, float), np.shape(loadings)[1]
     step = max(1, _ENTRIES // size**2)
-    return np.concatenate([function(y[start : start + step]) for start in range(0, max(len(y), 1), step)])
+    return map_chunks(lambda part: (function(part),), y, step)[0]

@@ -36,6 +36,7 @@ from ..families.base import ExponentialFamily
 from ..families.dirichlet import Dirichlet
 from ..families.gamma import Gamma
 from ..numerics import hmm as markov
+from ..numerics.checks import positive_int
 from .sequences import sequences
 from .starts.clusters import (
     Counted,
@@ -261,8 +262,7 @@ def viterbi(
 
 def forecast(initial: Any, transitions: Any, log_likelihoods: Any, steps: int) -> Float[Array, "*N S K"]:
     r"""$p(z_{T+s} = k \mid y_{1:T})$ for s = 1, …, `steps`."""
-    if steps < 1:
-        raise ValueError(f"steps= is how far to look ahead, a whole number above 0, got {steps!r}.")
+    steps = positive_int("steps", steps, meaning="how far to look ahead")
     matrix = jnp.asarray(transitions, float)
     last = filter(initial, transitions, log_likelihoods)[..., -1, :]
     onward = lambda chances, _: (chances @ matrix,) * 2

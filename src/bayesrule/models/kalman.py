@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Key
 from ..families.sites import kalman
 from ..families.sites.kalman import Chain, Observations, Smoothed
 from ..families.sites.state_space import StateSpace
+from ..numerics.checks import positive_int
 from ..numerics.linalg import root
 from ..numerics.trees import floating
 
@@ -85,8 +86,7 @@ def forecast(system: StateSpace, y: Any, noise: Any, steps: int, *, parallel: bo
     >>> [round(float(v), 4) for v in forecast(walk, jnp.array([0.5, jnp.nan, -0.2]), 1.0, 2).variance]
     [2.7143, 3.7143]
     """
-    if not isinstance(steps, int | np.integer) or steps < 1:
-        raise ValueError(f"forecast takes a whole number of steps, at least one, got {steps!r}.")
+    steps = positive_int("steps", steps, meaning="how far to look ahead")
     if system.length is not None:
         raise ValueError(
             "A state space that changes with time does not say how it goes on: give one for all steps, and NaN "
@@ -109,8 +109,7 @@ def simulate(
     key: Key[Array, ""], system: StateSpace, noise: Any, length: int, shape: tuple[int, ...] = ()
 ) -> tuple[Float[Array, "... T D"], Array]:
     """States and observations drawn from the model."""
-    if not isinstance(length, int | np.integer) or length < 1:
-        raise ValueError(f"length= is a whole number of steps, at least one, got {length!r}.")
+    length = positive_int("length", length, meaning="the number of steps")
     system, _, noise = _checked(system, jnp.zeros((length, *system.outputs), system.mean.dtype), noise)
     first, second, third = jax.random.split(key, 3)
     each = lambda x, rank: x if x.ndim > rank else jnp.broadcast_to(x, (length - 1, *x.shape))

@@ -15,6 +15,8 @@ from jax.scipy.linalg import block_diag
 from jaxtyping import Array, Float
 
 from ..families.sites.state_space import StateSpace
+from ..numerics.checks import above
+from ..numerics.linalg import safe_sqrt
 from ..numerics.trees import floating
 
 Inputs = Float[Array, " N"] | Float[Array, "N D"] | np.ndarray
@@ -72,11 +74,9 @@ def _as_kernel(value: Any) -> Kernel:
 
 
 def _positive(owner: Kernel, **values: Any) -> list[Array]:
-    found = [floating(value) for value in values.values()]
-    for name, value in zip(values, found, strict=True):
-        if not isinstance(value, Tracer) and not bool(jnp.all(value > 0)):
-            raise ValueError(f"{type(owner).__name__}'s {name} must be positive, got {value}.")
-    return found
+    arrays = {name: floating(value) for name, value in values.items()}
+    above(type(owner), 0, **arrays)
+    return list(arrays.values())
 
 
 class Sum(Kernel):
@@ -224,8 +224,8 @@ class Matern(Stationary):
 
     def between(self, x: Array, other: Array) -> Array:
         squares = (2 * self.order + 1) * self._squares(x, other)
-        apart = squares > 0  # the root has no derivative at 0, where the kernel's is 0
-        distance = jnp.where(apart, jnp.sqrt(jnp.where(apart, squares, 1.0)), 0.0)
+        # The distance has no derivative at 0, where the kernel's derivative is 0, as that of `safe_sqrt` is.
+        distance = safe_sqrt(squares)
         total = sum(c * distance**j for j, c in enumerate(self.polynomial))
         return self.variance * jnp.exp(-distance) * total
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
 from ..families.gaussian.precision import SharedFeatures
+from ..numerics.padding import map_chunks, pad, power_of_two
 from ..objectives.objective import Objective
 from ..points.sampling import even_noise
 
@@ -164,13 +165,12 @@ def log_predictive(q: Any, x: Float[Array, "N D"], y: Float[Array, " N"], kind: 
 
 def in_blocks(function: Any, q: Any, x: Float[np.ndarray, "N D"], *options: Any) -> tuple[np.ndarray, ...]:
     """function(q, rows, …) for all rows: in blocks of few sizes, so that memory is bounded and little is compiled."""
-    blocks = []
-    for first in range(0, len(x), _ROWS):
-        part = x[first : first + _ROWS]
-        room = np.zeros((min(_ROWS, 1 << max(5, (len(part) - 1).bit_length())), x.shape[1]), x.dtype)
-        room[: len(part)] = part
-        blocks.append([np.asarray(value)[: len(part)] for value in function(q, room, *options)])
-    return tuple(np.concatenate(parts) for parts in zip(*blocks, strict=True))
+
+    def block(part: np.ndarray) -> tuple[np.ndarray, ...]:
+        rows = pad(part, min(_ROWS, power_of_two(len(part), 32)))
+        return tuple(np.asarray(value)[: len(part)] for value in function(q, rows, *options))
+
+    return map_chunks(block, x, _ROWS)
 
 
 def drawn(q: Any, x: Float[Array, "N D"], count: int, key: Any) -> Array:

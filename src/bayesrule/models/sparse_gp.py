@@ -23,7 +23,7 @@ from ..factor_graph.factor import prior
 from ..factor_graph.linear_factor import LinearFactor
 from ..factor_graph.model import Model
 from ..families.gaussian.full import Gaussian
-from ..families.sites.process import with_jitter
+from ..numerics.linalg import with_jitter
 from .kernels import Inputs, Kernel, columns
 
 

@@ -16,6 +16,7 @@ from ..factor_graph.model import Model
 from ..families.dirichlet import Dirichlet
 from ..fitting.fit import fit
 from ..fitting.result import Result
+from ..numerics.checks import positive_int
 from ..recipes import svi
 from ..rule.rule import Rule
 
@@ -74,8 +75,7 @@ def latent_dirichlet(
     True
     """
     for name, value in (("vocabulary", vocabulary), ("topics", topics)):
-        if not isinstance(value, int | np.integer) or value < 1:
-            raise ValueError(f"{name}= is a whole number above 0, got {value!r}.")
+        positive_int(name, value)
     alpha = 1 / topics if document_prior is None else document_prior
     eta = 1 / topics if word_prior is None else word_prior
     random = np.random.default_rng(np.asarray(jax.random.key_data(jax.random.key(0) if key is None else key)))

@@ -1,4 +1,8 @@
-"""Small matrices, many at a time, written out: a call into a library costs more than the few operations it makes."""
+"""Linear algebra on many small matrices, and square roots of matrices that may be singular.
+
+The products and factorisations of small matrices are written out as elementwise operations over the batch: a call into
+LAPACK for each matrix would cost more than the few operations it makes.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +58,40 @@ def root(matrix: Float[Array, "... D D"]) -> Float[Array, "... D D"]:
     """U with UᵀU = P, upper triangular, for a positive semi-definite P: where a pivot is zero, so is its row."""
     sizes = jnp.diagonal(matrix, axis1=-2, axis2=-1)
     return jnp.triu(_eliminated(matrix, 16 * jnp.finfo(matrix.dtype).eps * sizes))
+
+
+def with_jitter(matrix: Float[Array, "... D D"]) -> Float[Array, "... D D"]:
+    """The matrix plus 8·D·eps·(its largest diagonal entry) on the diagonal.
+
+    That is enough for the Cholesky factorisation of a covariance to succeed although rounding has made it slightly
+    indefinite.
+    """
+    size, limits = matrix.shape[-1], jnp.finfo(matrix.dtype)
+    largest = jnp.maximum(jnp.max(jnp.diagonal(matrix, axis1=-2, axis2=-1), axis=-1), limits.tiny)
+    return matrix + (8 * size * limits.eps * largest)[..., None, None] * jnp.eye(size, dtype=matrix.dtype)
+
+
+def root_rows(matrix: Float[Array, "... D D"]) -> Float[Array, "... D D"]:
+    """Rows c_r with M = Σ_r c_r c_rᵀ, from the eigenvectors of a symmetric M; negative eigenvalues count as 0."""
+    if matrix.shape[-1] == 1:
+        return jnp.sqrt(jnp.maximum(matrix, 0.0))
+    values, vectors = jnp.linalg.eigh(matrix)
+    return jnp.sqrt(jnp.maximum(values, 0.0))[..., None] * vectors.mT
+
+
+def symmetric_root(matrix: Float[Array, "... D D"]) -> Float[Array, "... D D"]:
+    """The symmetric R with RR = M for a symmetric M, singular or not; negative eigenvalues count as 0."""
+    values, vectors = jnp.linalg.eigh(matrix)
+    return (vectors * jnp.sqrt(jnp.maximum(values, 0.0))[..., None, :]) @ vectors.mT
+
+
+def safe_sqrt(x: Float[Array, "..."]) -> Float[Array, "..."]:
+    """√x where x > 0 and 0 elsewhere, with the derivative 0 where x = 0 instead of an infinite one.
+
+    A variance of 0 then gives the gradient of a constant, and not a NaN.
+    """
+    positive = x > 0
+    return jnp.where(positive, jnp.sqrt(jnp.where(positive, x, 1.0)), 0.0)
 
 
 @jax.custom_jvp

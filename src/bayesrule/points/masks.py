@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from ..numerics.checks import positive_int
 from ..steps.schedule import Number, number
 from .base import Points, PointSet
 
@@ -29,9 +30,7 @@ class Masks(Points):
     delta: ClassVar[bool] = True
 
     def __init__(self, samples: int = 1, *, relaxation: Number | None = None):
-        if samples < 1:
-            raise ValueError(f"Masks takes a positive number of samples, got {samples}.")
-        self.samples = samples
+        self.samples = positive_int("samples", samples)
         self.relaxation = None if relaxation is None else number(relaxation, "The relaxation")
 
     def at(self, q: Any, key: Any) -> PointSet:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..families.latent.base import ConditionalFamily
+from ..numerics.checks import positive_int
 from ..numerics.trees import ravel, unravel
 from .base import Points, PointSet
 from .gaussian_outputs import _check_linear, _factor
@@ -32,9 +33,7 @@ class Quadrature(Points):
     meaning: ClassVar[str] = "E_q f(θ) by Gauss–Hermite quadrature"
 
     def __init__(self, order: int = 5):
-        if order < 1:
-            raise ValueError(f"The order of a quadrature is at least 1, got {order}.")
-        self.order = order
+        self.order = positive_int("order", order)
 
     def fits(self, size: int) -> bool:
         """Whether a grid in so many dimensions is small enough."""

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from ..numerics.checks import positive_int
 from ..steps.schedule import Number, number
 from .base import Points, PointSet
 
@@ -31,8 +32,9 @@ class Relaxed(Points):
     chained: ClassVar[bool] = True
 
     def __init__(self, relaxation: Number = 1.0, smoothing: Number = 0.0, *, samples: int = 1, noise: bool = True):
-        if samples < 1 or (samples > 1 and not noise):
-            raise ValueError(f"Relaxed takes a positive number of samples (one without noise), got {samples}.")
+        samples = positive_int("samples", samples)
+        if samples > 1 and not noise:
+            raise ValueError(f"Without noise all samples are equal: use samples=1, got {samples}.")
         self.relaxation = number(relaxation, "The relaxation")
         if isinstance(relaxation, float | int) and relaxation == 0:
             raise ValueError("The relaxation must be positive; for the sign itself use Sign().")

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ..families.gaussian.base import GaussianFamily
+from ..numerics.checks import positive_int
 from .base import Points, PointSet
 from .gaussian_outputs import _check_linear, _factor
 
@@ -33,8 +34,9 @@ class MonteCarlo(Points):
     random: ClassVar[bool] = True
 
     def __init__(self, samples: int = 1, *, antithetic: bool = False, scan: bool = False, generator: str = "counter"):
-        if samples < 1 or (antithetic and samples % 2):
-            raise ValueError(f"MonteCarlo takes a positive number of samples (even if antithetic), got {samples}.")
+        samples = positive_int("samples", samples)
+        if antithetic and samples % 2:
+            raise ValueError(f"Antithetic samples come in pairs, so samples= must be even, got {samples}.")
         if generator not in ("counter", "standard"):
             raise ValueError(f'generator= is "counter" or "standard", got {generator!r}.')
         self.samples, self.antithetic, self.scan, self.generator = samples, antithetic, scan, generator

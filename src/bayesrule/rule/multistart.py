@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from ..curvature.average import plus
 from ..curvature.measurement import Measurement
 from ..families.base import Family
+from ..numerics.checks import positive_int
 from ..numerics.trees import ravel, unravel
 from ..objectives.objective import Objective
 from .state import Info, State
@@ -74,8 +75,8 @@ class Search(eqx.Module):
         radius: float = 1e-3,
     ):
         counts = {"components": components, "patience": patience, "memory": memory}
-        if any(not isinstance(n, int) or n < 1 for n in counts.values()):
-            raise ValueError(f"components=, patience= and memory= are whole numbers of at least 1, got {counts}.")
+        for name, count in counts.items():
+            positive_int(name, count)
         self.bounds = None if bounds is None else _box(bounds)
         self.polish, self.tolerance, self.radius = polish, tolerance, radius
         self.components, self.patience, self.memory = components, patience, memory

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import jax.scipy.linalg as linalg
 from jaxtyping import Array, Bool, Float, PyTree
 
+from ...numerics.linalg import root_rows
 from ...numerics.trees import floating, ravel, unravel
 from ...steps.step import Step
 from .base import GaussianFamily
@@ -193,8 +194,7 @@ def _largest(columns: Float[Array, "P R"], rank: int) -> tuple[Array, Array]:
         _, rotation = jnp.linalg.eigh(columns.T @ columns)
         rotated = columns @ rotation
     else:
-        values, vectors = jnp.linalg.eigh(columns @ columns.T)
-        rotated = vectors * jnp.sqrt(jnp.maximum(values, 0.0))
+        rotated = root_rows(columns @ columns.T).T
     kept = rotated[:, ::-1][:, :rank]
     rest = jnp.sum(columns**2, axis=1) - jnp.sum(kept**2, axis=1)
     if kept.shape[1] < rank:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from ...numerics.linalg import root_rows
 from ...numerics.trees import ravel, unravel
 
 
@@ -140,13 +141,12 @@ class FactoredStructure(Structure):
         return Factored(flat, jnp.zeros((0, flat.size), flat.dtype))
 
     def of_matrix(self, matrix: Float[Array, "P P"], like: PyTree) -> Factored:
-        values, vectors = jnp.linalg.eigh(0.5 * (matrix + matrix.T))
-        rows = jnp.sqrt(jnp.maximum(values, 0.0))[:, None] * vectors.T
-        return Factored(jnp.zeros_like(values), rows)
+        rows = root_rows(0.5 * (matrix + matrix.T))
+        return Factored(jnp.zeros_like(rows[0]), rows)
 
     def of_sandwich(self, jacobian: PyTree, middle: Float[Array, "B K K"]) -> Factored:
         flat = ravel(jacobian, 2)
-        rows = _times(square_root(middle), flat).reshape((-1, flat.shape[-1]))
+        rows = _times(root_rows(middle), flat).reshape((-1, flat.shape[-1]))
         return Factored(jnp.zeros_like(flat[0, 0]), rows)
 
     def add(self, first: Factored, second: Factored) -> Factored:
@@ -166,11 +166,3 @@ def _times(middle: Float[Array, "B K K"], flat: Float[Array, "B K P"]) -> Float[
     if middle.shape[-1] == 1:  # one output: a weight per row, not a matrix product
         return middle * flat
     return jnp.einsum("bkl,blp->bkp", middle, flat)
-
-
-def square_root(middle: Float[Array, "B K K"]) -> Float[Array, "B K K"]:
-    """Rows c_r with M = Σ_r c_r c_rᵀ (of a negative part, nothing)."""
-    if middle.shape[-1] == 1:
-        return jnp.sqrt(jnp.maximum(middle, 0.0))
-    values, vectors = jnp.linalg.eigh(middle)
-    return jnp.sqrt(jnp.maximum(values, 0.0))[..., None] * jnp.swapaxes(vectors, -1, -2)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float
 
-from ...numerics.linalg import matmul, matvec, root, symmetric
+from ...numerics.linalg import matmul, matvec, root, symmetric, with_jitter
 from ...numerics.random import Key
 from ...steps.step import Step
 from . import kalman
@@ -154,11 +154,9 @@ def _sampled(system: StateSpace, found: Filtered, key: Any, shape: tuple[int, ..
     ahead, spread = kalman.predicted(system, mean, cov)
     F = jnp.broadcast_to(system.each("transition", len(mean)), cov.shape)
     Q = jnp.broadcast_to(system.each("noise", len(mean)), cov.shape)
-    # A singular prediction is raised by what rounding would hide.
-    tiny = 8 * system.size * jnp.finfo(cov.dtype).eps
-    size = jnp.maximum(jnp.max(jnp.diagonal(spread, axis1=1, axis2=2), axis=-1), jnp.finfo(cov.dtype).tiny)
+    # The predicted covariance may be singular (transitions without noise).
+    factor = jnp.linalg.cholesky(with_jitter(spread))
     eye = jnp.eye(system.size, dtype=cov.dtype)
-    factor = jnp.linalg.cholesky(spread + (tiny * size)[:, None, None] * eye)
     gain = cho_solve((factor, True), matmul(F, cov)).mT
     rest = eye - matmul(gain, F)
     left = matmul(matmul(rest, cov), rest.mT) + matmul(matmul(gain, Q), gain.mT)

@@ -11,6 +11,7 @@ from jax.core import Tracer
 from jax.lax import linalg
 from jaxtyping import Array, Float
 
+from ...numerics.linalg import with_jitter
 from ...numerics.random import Key
 from ...numerics.trees import floating
 from ...steps.step import Step
@@ -199,12 +200,6 @@ def _squared(prior: Matrix, gains: Matrix, sign: Vector, vector: Vector) -> Floa
         twice = jnp.where(jnp.arange(end) < begin, 2.0, 1.0) * vector[:end]
         total = total + vector[begin:end] @ (rows**2 @ twice)
     return total
-
-
-def with_jitter(matrix: Matrix) -> Matrix:
-    """Off the boundary by what rounding makes of it."""
-    rounding = 8 * len(matrix) * jnp.finfo(matrix.dtype).eps * jnp.max(jnp.diagonal(matrix))
-    return matrix + rounding * jnp.eye(len(matrix), dtype=matrix.dtype)
 
 
 def _check(covariance: Matrix) -> None:

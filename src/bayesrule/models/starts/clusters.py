@@ -19,6 +19,7 @@ from ...families.base import ExponentialFamily
 from ...families.gamma import NormalGamma
 from ...families.point_mass import Peak
 from ...families.wishart import NormalWishart
+from ...numerics.checks import positive_int
 
 Priors = Mapping[str, ExponentialFamily] | Literal["flat", "default"]
 
@@ -55,8 +56,7 @@ def counted(rows: Any, states: int, key: Any, *, whole: bool) -> Counted:
 
 
 def _enough(present: ndarray, states: Any) -> None:
-    if not isinstance(states, int | np.integer) or states < 1:
-        raise ValueError(f"How many states or components there are is a whole number above 0, got {states!r}.")
+    positive_int("states", states, meaning="how many states or components there are")
     steps = int(present.sum())
     if steps == 0:
         raise ValueError("All of y is missing: there is nothing to fit. NaN says missing, so look at how y was read.")

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from ...numerics.checks import positive_int
 from .. import factor_analysis_missing as factor_scores
 
 _TURNS = 50  # of filling what is missing and of finding the axes
@@ -16,8 +17,7 @@ _TURNS = 50  # of filling what is missing and of finding the axes
 
 def principal(rows: np.ndarray, size: int, key: Any) -> tuple[Float[Array, "D K"], Float[Array, " D"]]:
     """The first principal axes, as long as their standard deviations, and what they leave of each column's variance."""
-    if not isinstance(size, int | np.integer) or size < 1:
-        raise ValueError(f"How many latent numbers a row has is a whole number above 0, got {size!r}.")
+    size = positive_int("size", size, meaning="how many latent variables a row has")
     there = ~np.isnan(rows)
     if there.any():  # a row of which nothing is there says nothing
         rows, there = rows[there.any(1)], there[there.any(1)]
