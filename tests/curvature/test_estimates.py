@@ -52,7 +52,7 @@ LOW_RANK = blr.LowRankGaussian(MEAN, jnp.array([2.0, 1.5]), jnp.array([[0.8], [0
 
 @jax.jit
 def measured(curvature, points, q, objective, key=None, data=DATA):
-    batch = None if objective.kind == "plain" else data
+    batch = None if not objective.takes_data else data
     found = curvature.measure(objective, q, points, batch, None, key)
     if isinstance(found.curvature, Factored):  # as a matrix: its rows have no order of their own
         rows = found.curvature.rows

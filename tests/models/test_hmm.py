@@ -103,7 +103,7 @@ def test_the_bound_has_the_best_states_of_all():
     """log Σ_z exp E log p(y, z | …), over all paths."""
     y = observed("poisson")[:2, :4]
     model = hmm.poisson_hmm(y, 2, priors="default")
-    q = model.started(None)
+    q = model.starting_point(None)
     initial, transitions = (np.asarray(q[name].expectation()) for name in ("initial", "transitions"))
     log, linear = (np.asarray(part)[:, 0] for part in q["states"].expectation())
     likelihoods = np.asarray(factors.poisson("y", rate="r").function((log, linear), y))
@@ -120,7 +120,7 @@ def test_the_bound_has_the_best_states_of_all():
 
 def test_svi_is_vmp_with_whole_steps_and_comes_close_in_batches():
     y = observed("poisson")
-    model = hmm.poisson_hmm(y, 2, priors="default").sized(6)
+    model = hmm.poisson_hmm(y, 2, priors="default").with_size(6)
     step, bound = jax.jit(lambda rule, state, rows: rule.step(model, state, rows)[0]), jax.jit(VMP.bound)
     rule = blr.svi(lambda t: (t + 2.0) ** -0.7, order="parallel")
     whole, best = blr.svi(1.0, order="parallel"), VMP.init(None, model)

@@ -73,7 +73,7 @@ def test_an_epoch_of_mini_batches_has_the_whole_message_on_average():
     batches = blr.fit(
         blr.svi(rate, order=order), model, None, {"y": ROWS}, steps=5, batch_size=30, key=jax.random.key(0)
     )
-    before, natural = model.sized(150).started(None).natural(), lambda result: result.q.natural()
+    before, natural = model.with_size(150).starting_point(None).natural(), lambda result: result.q.natural()
     for name in ("weights", "components"):
         one = jax.tree.map(jnp.subtract, natural(whole)[name], before[name])
         five = jax.tree.map(jnp.subtract, natural(batches)[name], before[name])
@@ -178,7 +178,7 @@ def test_words_are_the_best_choice_of_topics():
     counts, random = corpus()
     words, often, _ = rows_of(counts)
     shares, topics = (blr.Dirichlet(jnp.array(random.gamma(2.0, 1.0, shape))) for shape in ((DOCUMENTS, 3), (3, 30)))
-    model = topic_model(topics.concentration).sized(DOCUMENTS)
+    model = topic_model(topics.concentration).with_size(DOCUMENTS)
     q = blr.Product({"shares": shares, "topics": topics})
     found = model.term("words", model.seen(q), model.taken({"w": jnp.array(words), "n": jnp.array(often)}), None)
     logits = np.asarray(shares.expectation())[:, None, :] + np.asarray(topics.expectation()).T[words]

@@ -10,7 +10,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, PyTree
 
-from ..objectives.objective import Objective
+from ..objectives.base import AbstractObjective
 from ..points.base import Points
 from .average import accumulated, averaged
 from .linear_outputs import Outputs
@@ -33,7 +33,7 @@ class Curvature(eqx.Module):
 
     @abstractmethod
     def measure(
-        self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
     ) -> Measurement:
         """E_q ℓ and its derivatives, for the data's part of the objective."""
 
@@ -46,11 +46,11 @@ class Curvature(eqx.Module):
         return seen
 
 
-def keys(points: Points, objective: Objective, key: Any) -> tuple[Any, Any]:
+def keys(points: Points, objective: AbstractObjective, key: Any) -> tuple[Any, Any]:
     """Keys for the points and for the loss, split only where both are random."""
     if key is None:
         return None, None
-    if points.random and objective.kind == "batch":
+    if points.random and objective.random:
         first, second = jax.random.split(key)
         return first, second
     return (key, None) if points.random else (None, key)
@@ -69,15 +69,18 @@ class Pointwise(Curvature):
         return False
 
     @abstractmethod
-    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
+    def at(
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+    ) -> Measurement:
         """What is measured at one θ."""
 
     def measure(
-        self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
     ) -> Measurement:
         point_key, loss_key = keys(points, objective, key)
-        if self.linear and objective.linear:
-            line = objective.linearized(q.mean, batch, full=q.structure.name == "full")
+        if self.linear and objective.has_linear_outputs:
+            objective = objective.separable(type(self).__name__)
+            line = objective.linearized(q.mean, batch, shared=q.structure.shares_features)
             examples, scales = objective.examples(line)
             center = line.outputs(q.mean)
             outputs, weights = points.outputs(q, center, line.jacobian, point_key)
@@ -88,6 +91,6 @@ class Pointwise(Curvature):
             return averaged(lambda t: at(t, batch, aux, loss_key), q, points, point_key)
         return averaged(lambda t: accumulated(partial(at, t), batch, aux, loss_key), q, points, point_key)
 
-    def middle(self, objective: Objective, q: Any, seen: Outputs, center: Array) -> Array | None:
+    def middle(self, objective: AbstractObjective, q: Any, seen: Outputs, center: Array) -> Array | None:
         """E_q∇²_f ℓ for each example's outputs; None for the loss's own Hessian."""
         return None

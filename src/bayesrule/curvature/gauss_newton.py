@@ -13,21 +13,13 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from ..numerics.linalg import root_rows
+from ..objectives.base import AbstractObjective
 from ..objectives.objective import Objective
 from .base import Pointwise
 from .gradient import sloped
 from .linear_outputs import Outputs, broadcast_rows
 from .measurement import Measurement
 from .per_example import Kronecker, kronecker_factors, pulled_squares, second_moments, ways
-
-
-def _independent(objective: Objective, batch: PyTree, name: str) -> tuple[PyTree, Array]:
-    if not objective.per_example:
-        raise ValueError(
-            f"{name} takes each example's loss by itself, and this objective does not have one: build it as "
-            "Objective(loss, size=N) with loss(params, example)."
-        )
-    return objective.examples(batch)
 
 
 class GaussNewton(Pointwise):
@@ -42,13 +34,17 @@ class GaussNewton(Pointwise):
     meaning: ClassVar[str] = "∇²ℓ̄ ≈ N/M Σᵢ ∇ℓᵢ∇ℓᵢᵀ (eq:OGN_approx)"
 
     @staticmethod
-    def ways(objective: Objective, params: PyTree, batch: PyTree) -> dict[str, str]:
+    def ways(objective: AbstractObjective, params: PyTree, batch: PyTree) -> dict[str, str]:
         """How each parameter's squares are found: "product", "convolution", "bias", "scale", or "examples", the slower
         way, where its gradient is made for every example (a few at a time)."""
-        return ways(objective.example_loss, params, _independent(objective, batch, "GaussNewton")[0])
+        objective = objective.separable("GaussNewton")
+        return ways(objective.example_loss, params, objective.examples(batch)[0])
 
-    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
-        examples, scales = _independent(objective, batch, "GaussNewton")
+    def at(
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+    ) -> Measurement:
+        objective = objective.separable("GaussNewton")
+        examples, scales = objective.examples(batch)
         total = lambda values: jnp.sum(values * scales.astype(values.dtype))
         if q.structure.name == "diagonal":
             seen = second_moments(objective.example_loss, theta, examples, scales)
@@ -81,8 +77,11 @@ class GeneralizedGaussNewton(Pointwise):
     def linear(self) -> bool:
         return self.fisher is None
 
-    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
-        examples, scales = _independent(objective, batch, "GeneralizedGaussNewton")
+    def at(
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+    ) -> Measurement:
+        objective = objective.separable("GeneralizedGaussNewton")
+        examples, scales = objective.examples(batch)
         if q.structure.name in ("diagonal", "kronecker"):
             return self._by_columns(objective, q, theta, batch, aux, examples, scales)
         outputs, jacobian = objective.outputs(theta, examples)[None], objective.jacobians(theta, examples)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from ..objectives.objective import Objective
+from ..objectives.base import AbstractObjective
 from ..points.base import Exact, Points
 from .average import accumulated, averaged
 from .base import Curvature, Pointwise, keys
@@ -23,7 +23,7 @@ class Gradient(Curvature):
     meaning: ClassVar[str] = "the gradient only"
 
     def measure(
-        self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
     ) -> Measurement:
         if isinstance(points, Exact):
             here = jax.tree.map(jnp.zeros_like, q.expectation())
@@ -35,7 +35,7 @@ class Gradient(Curvature):
         return averaged(lambda t: sloped(objective, t, batch, aux, loss_key), q, points, point_key)
 
 
-def sloped(objective: Objective, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
+def sloped(objective: AbstractObjective, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
     """The data's loss at θ and its gradient."""
 
     def measure(part: PyTree, aux: PyTree, key: Any) -> Measurement:
@@ -53,7 +53,9 @@ class SquaredGradient(Pointwise):
     meaning: ClassVar[str] = "∇²ℓ̄ ≈ N ĝ∘ĝ, the mini-batch gradient squared (eq:rmsprop_update)"
     additive: ClassVar[bool] = False
 
-    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
+    def at(
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+    ) -> Measurement:
         measured = sloped(objective, theta, batch, aux, key)
         squares = jax.tree.map(lambda g: jnp.asarray(1 / objective.size, g.dtype) * g**2, measured.gradient)
         return dataclasses.replace(measured, curvature=squares)

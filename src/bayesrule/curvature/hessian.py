@@ -11,9 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from ..numerics.trees import ravel, slope_diagonal, unravel
-from ..objectives.objective import Objective
+from ..objectives.base import AbstractObjective
 from .base import Pointwise
-from .gauss_newton import _independent
 from .gradient import sloped
 from .measurement import Measurement
 
@@ -28,13 +27,17 @@ class Hessian(Pointwise):
     def linear(self) -> bool:
         return True
 
-    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
+    def at(
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+    ) -> Measurement:
         measured = sloped(objective, theta, batch, aux, key)
         matrix = jax.jacfwd(lambda v: _flat_slope(objective, v, theta, batch, aux, key))(ravel(theta))
         return dataclasses.replace(measured, curvature=q.structure.of_matrix(matrix, theta))
 
 
-def _flat_slope(objective: Objective, vector: Array, like: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Array:
+def _flat_slope(
+    objective: AbstractObjective, vector: Array, like: PyTree, batch: PyTree, aux: PyTree, key: Any
+) -> Array:
     theta = unravel(vector, like)
     return ravel(jax.grad(lambda t: objective.data(t, batch, aux, key)[0])(theta))
 
@@ -50,16 +53,19 @@ class HessianDiagonal(Pointwise):
     def linear(self) -> bool:
         return not self.absolute
 
-    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
+    def at(
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+    ) -> Measurement:
         measured = sloped(objective, theta, batch, aux, key)
-        if not self.absolute or objective.kind == "plain":
+        if not self.absolute or not objective.takes_data:
             diagonal = slope_diagonal(lambda v: _flat_slope(objective, v, theta, batch, aux, key), ravel(theta))
             diagonal = jnp.abs(diagonal) if self.absolute else diagonal
         else:
-            examples, scales = _independent(objective, batch, "HessianDiagonal(absolute=True)")
+            separable = objective.separable("HessianDiagonal(absolute=True)")
+            examples, scales = separable.examples(batch)
 
             def of_one(example: PyTree) -> Array:
-                slope = jax.grad(lambda v: objective.example_loss(unravel(v, theta), example))
+                slope = jax.grad(lambda v: separable.example_loss(unravel(v, theta), example))
                 return jnp.abs(slope_diagonal(slope, ravel(theta)))
 
             diagonal = scales @ jax.vmap(of_one)(examples)

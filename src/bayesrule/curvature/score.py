@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from ..families.gaussian.precision import Structure
-from ..objectives.objective import Objective
+from ..objectives.base import AbstractObjective
 from ..points.base import Points
 from ..points.quadrature import Enumeration
 from ..points.sampling import MonteCarlo
@@ -25,7 +25,7 @@ class Reparameterized(Curvature):
     meaning: ClassVar[str] = "F(λ)⁻¹∇_λ of the loss at samples θ(λ)"
 
     def measure(
-        self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
     ) -> Measurement:
         point_key, loss_key = keys(points, objective, key)
 
@@ -51,7 +51,7 @@ class Score(Curvature):
     meaning: ClassVar[str] = "F⁻¹Cov_q(T, ℓ̄), no derivatives of the loss"
 
     def measure(
-        self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
     ) -> Measurement:
         point_key, loss_key = keys(points, objective, key)
         spots = points.at(q, point_key)

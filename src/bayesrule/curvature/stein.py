@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from ..numerics.trees import ravel
-from ..objectives.objective import Objective
+from ..objectives.base import AbstractObjective
 from .base import Pointwise
 from .gradient import sloped
 from .linear_outputs import Outputs
@@ -29,7 +29,9 @@ class Stein(Pointwise):
     def linear(self) -> bool:
         return True
 
-    def at(self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
+    def at(
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+    ) -> Measurement:
         measured = sloped(objective, theta, batch, aux, key)
         tilted = q.times(jax.tree.map(jnp.subtract, theta, q.mean))
         if q.structure.name == "diagonal":
@@ -39,7 +41,7 @@ class Stein(Pointwise):
             curvature = q.structure.of_matrix(outer, theta)
         return dataclasses.replace(measured, curvature=curvature)
 
-    def middle(self, objective: Objective, q: Any, seen: Outputs, center: Array) -> Array | None:
+    def middle(self, objective: AbstractObjective, q: Any, seen: Outputs, center: Array) -> Array | None:
         """Cov(f)⁻¹ E[(f − E f)∇_f ℓᵀ], symmetrised; the Hessian itself where an output does not vary."""
         covariance = q.output_covariance(seen.jacobian)
         size = center.shape[1]

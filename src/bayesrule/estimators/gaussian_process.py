@@ -278,7 +278,7 @@ class GaussianProcessClassifier(ClassifierMixin, _Process):
     def _kernel(self, x: np.ndarray, data: Weighted, kernel: Kernel, places: Any, method: str) -> Kernel:
         """The kernel that the bound is highest at; every look at another one starts from the last one's posterior."""
         points, rule = _POINTS[method], _RULES[method]
-        q: Any = _classes(x, places, kernel, points).started(None)
+        q: Any = _classes(x, places, kernel, points).starting_point(None)
 
         def scored(logs: Any) -> tuple[Any, Any]:
             nonlocal q

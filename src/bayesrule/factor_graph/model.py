@@ -5,22 +5,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..families.base import ExponentialFamily
 from ..families.point_mass import Peak
 from ..families.product import Product
 from ..numerics.checks import bare
+from ..objectives.base import AbstractObjective, not_separable
 from ..objectives.batches import Weighted
-from ..objectives.objective import Objective
-from ..objectives.regularizers import Flat
+from ..objectives.regularizers import Flat, Regularizer
 from ..steps.schedule import number
 from .block_view import BlockView
 from .data import Masked, Ragged, Rows, missing, observed_part, values_of, where_observed, whole_or_absent
@@ -36,7 +36,7 @@ class InFactors(Flat):
         return True
 
 
-class Model(Objective):
+class Model(AbstractObjective):
     r"""$\log p(y, x) = \sum_i \log f_i(x_i)$: blocks of unknowns by name, and factors on them by name.
 
     `blocks` gives each block's family and where it starts; leading axes are plates. `local` blocks have a member for
@@ -63,10 +63,15 @@ class Model(Objective):
     factors: dict[str, Factor]
     fixed: dict[str, BlockView]
     origin: PyTree
-    size: int | None = eqx.field(static=True)  # pyright: ignore[reportIncompatibleVariableOverride]  # rows have a shape
+    size: int | None = eqx.field(static=True)  # rows have a shape
+    regularizer: Regularizer
+    aux: PyTree
     order: tuple[str, ...] = eqx.field(static=True)
     weighed: bool = eqx.field(static=True)
     part: bool = eqx.field(static=True)
+    has_linear_outputs: ClassVar[bool] = False
+    keeps_partial_batch: ClassVar[bool] = True
+    splits_batches: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -102,8 +107,6 @@ class Model(Objective):
             raise ValueError(f"No factor touches the block {unused[0]!r}, so nothing is known of it: give it a prior.")
         self.blocks, self.local, self.factors = dict(blocks), local, dict(factors)
         self.fixed, self.order, self.weighed, self.part = {}, (*local, *blocks), True, False
-        self.loss, self.output, self.linear, self.compute = _no_loss, None, False, None
-        self.kind = "rows" if self.names or local else "plain"
         self.size, self.regularizer, self.aux, self.origin = size, InFactors(), None, None
 
     def _with(self, **changes: Any) -> Model:
@@ -115,13 +118,18 @@ class Model(Objective):
         return tuple(dict.fromkeys(name for factor in self.factors.values() for name in factor.data))
 
     @property
-    def random(self) -> bool:
-        """Whether a factor is looked at in random places."""
+    def random(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on the factors
+        """Whether a factor is evaluated at random points."""
         return any(factor.random for factor in self.factors.values())
+
+    @property
+    def takes_data(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on the factors
+        """Whether the factors ask for data, or local blocks for rows."""
+        return bool(self.names or self.local)
 
     # The start.
 
-    def started(self, params: Any) -> Product:
+    def starting_point(self, params: Any) -> Product:
         """Every block where it starts; `params` may give other members for some of them, or all."""
         if params is not None and not isinstance(params, Product | dict):
             raise ValueError(f"A model starts from its blocks, or members by name, got {type(params).__name__}.")
@@ -144,7 +152,7 @@ class Model(Objective):
         """A local block where it starts, for so many rows."""
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), self.local[name])
 
-    def sized(self, rows: int) -> Model:
+    def with_size(self, rows: int) -> Model:
         """The model of so many rows, unless it was built for another number."""
         return self if self.size is not None else self._with(size=rows)
 
@@ -182,7 +190,7 @@ class Model(Objective):
             raise ValueError(f"The data of a model are arrays by name, {{'y': y}}, got a {type(examples).__name__}.")
         return Rows({} if examples is None else examples, None, weights, count)
 
-    def prepared(self, batch: PyTree) -> Rows:
+    def prepare(self, batch: PyTree) -> Rows:
         """The rows, with what the factors make of their observations."""
         rows = self.taken(batch)
         made = {
@@ -191,6 +199,15 @@ class Model(Objective):
             if factor.features is not None
         }
         return Rows(rows.examples | made, rows.index, rows.weights, rows.count)
+
+    def select_rows(self, data: PyTree, index: Int[Array, " M"], is_row: Bool[Array, " M"]) -> Rows:
+        """Rows of the data by their numbers; padding has zero weight and a number past the last row."""
+        weighted = isinstance(data, Weighted)
+        examples = jax.tree.map(lambda x: x[index], data.examples if weighted else data)
+        rows = self.rows(data)
+        weights = is_row.astype(float) * (data.weights[index] if weighted else 1.0)
+        per_row = 1.0 if not weighted or data.count is None else data.count / rows
+        return Rows(examples, jnp.where(is_row, index, rows), weights, jnp.sum(is_row) * per_row)
 
     def scales(self, batch: Rows, rows: int) -> Float[Array, " M"]:
         """What each row's terms are multiplied by: its weight times N/M."""
@@ -297,8 +314,14 @@ class Model(Objective):
         found = self.contributions(q, data, key)
         return sum((*found["factors"].values(), *found["blocks"].values()), start=jnp.zeros(()))
 
+    def closed_form_bound(self, q: Product, batch: PyTree, key: Any) -> Array:
+        return self.bound(q, batch, key)
+
     def data(self, theta: PyTree, batch: PyTree = None, aux: PyTree = None, key: Any = None) -> tuple[Array, PyTree]:
-        raise ValueError("A model is looked at through its factors: use Exact() points with Gradient() or Sites().")
+        raise ValueError("A model is evaluated through its factors: use Exact() points with Gradient() or Sites().")
+
+    def separable(self, needed_by: str) -> Any:
+        raise not_separable(needed_by)
 
     # Streams.
 
@@ -331,7 +354,7 @@ class Model(Objective):
 
     # What only the data can show.
 
-    def checked(self, q: Product, data: PyTree) -> None:
+    def check_data(self, q: Product, data: PyTree) -> None:
         """Raise where the data do not go with the factors, naming the factor."""
         batch = self.taken(data)
         for name, factor in self.factors.items():
@@ -351,7 +374,7 @@ class Model(Objective):
             if partial_rows and len(shape) < len(arrays[-1].shape):
                 whole_or_absent(name, factor.data[-1], arrays[-1], shape)
 
-    def culprit(self, q: Product, data: PyTree) -> str:
+    def explain_not_finite(self, q: Product, data: PyTree) -> str:
         """Which factor's value or message is not finite, and for which block."""
         batch, zero = self.taken(data), {name: seen.shift for name, seen in self.seen(q).items()}
         for name, factor in self.factors.items():
@@ -384,10 +407,6 @@ class Model(Objective):
 def _shaped(model: Model, name: str, q: Product, batch: Rows, key: Any) -> Array:
     seen, data = model.seen(q), model.observations(name, batch)[0]
     return model.factors[name].entries(model.term(name, seen, batch, key), seen, data, key)
-
-
-def _no_loss(*_: Any) -> None:
-    return None
 
 
 def _shapes(q: Any) -> str:

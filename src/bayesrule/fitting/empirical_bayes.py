@@ -18,7 +18,8 @@ from jaxtyping import Array, PyTree
 
 from ..factor_graph.model import Model
 from ..families.base import Family
-from ..objectives.objective import Objective, as_objective
+from ..objectives.base import AbstractObjective
+from ..objectives.objective import as_objective
 from ..objectives.regularizers import Regularizer, as_regularizer
 from ..rule.rule import Rule
 from ..steps.step import Step
@@ -251,7 +252,7 @@ def tuned(
 
 def matched(
     rule: Rule,
-    objective: Objective,
+    objective: AbstractObjective,
     prior: Callable[[PyTree], Any],
     hyper: PyTree,
     start: Any,
@@ -371,9 +372,9 @@ def _positive(value: Any, hyper: PyTree) -> Array:
     return value
 
 
-def _built(objective: Callable[[PyTree], Any], rows: int, logs: PyTree) -> Objective:
+def _built(objective: Callable[[PyTree], Any], rows: int, logs: PyTree) -> AbstractObjective:
     found = as_objective(objective(jax.tree.map(jnp.exp, logs)))
-    return found.sized(rows) if rows else found
+    return found.with_size(rows) if rows else found
 
 
 def _over(objective: Any, q: Any) -> Any:

@@ -16,7 +16,8 @@ from jaxtyping import Array, PyTree
 from ..factor_graph.leave_one_out import leave_one_out
 from ..factor_graph.model import Model
 from ..numerics.checks import nonnegative_int
-from ..objectives.objective import Objective, as_objective
+from ..objectives.base import AbstractObjective
+from ..objectives.objective import as_objective
 from ..rule.rule import Rule
 from ..rule.state import State
 from .loop import NOT_FINITE, REASONS, RUNNING, empty_trace, run_chunk
@@ -57,10 +58,10 @@ def fit(
     """
     objective = as_objective(objective)
     steps = nonnegative_int("steps", steps, meaning="how many steps to take")
-    if microbatches != 1 and isinstance(objective, Model):
+    if microbatches != 1 and not objective.splits_batches:
         raise ValueError("A model's batch is measured as one: leave microbatches= out, and take a smaller batch_size.")
     loader = _Loader.of(objective, data, batch_size)
-    objective = objective.sized(loader.rows)
+    objective = objective.with_size(loader.rows)
     resumed = isinstance(start, Result)
     if resumed and key is None:
         key = start.key
@@ -76,7 +77,7 @@ def fit(
     # loop returns, or its second call would compile again.
     copied = lambda x: jnp.array(x, dtype=x.dtype) if isinstance(x, jax.Array) else jnp.array(x)
     state = jax.tree.map(copied, start.state if resumed else rule.init(start, objective, key))
-    objective.checked(state.q, loader.data)
+    objective.check_data(state.q, loader.data)
     diagnose = tolerance is not None or loader.batch_size is None
     chunk = partial(run_chunk, batch_size=loader.batch_size, diagnose=diagnose, microbatches=microbatches)
     first = int(state.count) if resumed else 0
@@ -128,8 +129,10 @@ def fit(
                     size *= 2
         except KeyboardInterrupt:
             reason = "interrupted"
-    if reason == REASONS[NOT_FINITE] and done == first and isinstance(objective, Model):
-        raise ValueError(f"The first step is not finite: {objective.culprit(carry[0].q, loader.data)}.")
+    if reason == REASONS[NOT_FINITE] and done == first:
+        cause = objective.explain_not_finite(carry[0].q, loader.data)
+        if cause is not None:
+            raise ValueError(f"The first step is not finite: {cause}.")
     return result(carry, reason)
 
 
@@ -152,13 +155,11 @@ class _Loader(NamedTuple):
     rows: int
 
     @staticmethod
-    def of(objective: Objective, data: PyTree, batch_size: int | None) -> _Loader:
-        if objective.kind == "plain":
+    def of(objective: AbstractObjective, data: PyTree, batch_size: int | None) -> _Loader:
+        if not objective.takes_data:
             if data is not None or batch_size is not None:
                 raise ValueError("A plain function of θ takes no data: wrap a loss over examples in blr.Objective.")
             return _Loader(None, None, 0)
-        if data is None and objective.kind == "examples":
-            raise ValueError("This objective has a loss for each example: pass data=, arrays with one row per example.")
         data = jax.tree.map(jnp.asarray, data)
         rows = objective.rows(data)
         if batch_size is not None and not 1 <= batch_size <= rows:
@@ -170,5 +171,5 @@ class _Loader(NamedTuple):
 
 
 @jax.jit
-def _bound(rule: Rule, objective: Objective, state: State, data: PyTree, key: Any) -> Array:
+def _bound(rule: Rule, objective: AbstractObjective, state: State, data: PyTree, key: Any) -> Array:
     return rule.bound(objective, state.q, data, key, aux=state.aux)

@@ -11,10 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from ..factor_graph.data import Rows
 from ..families.gaussian.base import GaussianFamily
-from ..objectives.batches import Microbatches, Weighted
-from ..objectives.objective import Objective
+from ..objectives.base import AbstractObjective
+from ..objectives.batches import Microbatches
 from ..rule.rule import Rule
 from ..rule.state import Info, State
 
@@ -22,10 +21,11 @@ REASONS = ("steps", "converged", "not finite", "left the domain", "stalled")
 RUNNING, _CONVERGED, NOT_FINITE, _OUTSIDE, _STALLED = range(5)
 
 
-def picked(objective: Objective, data: PyTree, key: Any, order: Array, count: Array, size: int) -> tuple[PyTree, Array]:
+def picked(
+    objective: AbstractObjective, data: PyTree, key: Any, order: Array, count: Array, size: int
+) -> tuple[PyTree, Array]:
     """The batch for a step count: without replacement in each epoch, shuffled by the epoch's own key."""
     rows = order.shape[0]
-    ragged = objective.kind in ("examples", "rows")
     per_epoch = _per_epoch(objective, rows, size)
     epoch, position = count // per_epoch, count % per_epoch
     shuffle = lambda: jax.random.permutation(jax.random.fold_in(key, epoch), rows)
@@ -33,21 +33,11 @@ def picked(objective: Objective, data: PyTree, key: Any, order: Array, count: Ar
     order = jax.lax.cond((position == 0) | (order[0] < 0), shuffle, lambda: order)
     place = position * size + jnp.arange(size)
     index = order[jnp.minimum(place, rows - 1)]
-    weighted = isinstance(data, Weighted)
-    examples = jax.tree.map(lambda x: x[index], data.examples if weighted else data)
-    if not ragged:
-        stood_for = None if not weighted or data.count is None else data.count * size / rows
-        return Weighted(examples, data.weights[index], stood_for) if weighted else examples, order
-    real = place < rows
-    weights = real.astype(float) * (data.weights[index] if weighted else 1.0)
-    stands_for = 1.0 if not weighted or data.count is None else data.count / rows
-    if objective.kind == "rows":  # a row of no place fills a ragged batch
-        return Rows(examples, jnp.where(real, index, rows), weights, jnp.sum(real) * stands_for), order
-    return Weighted(examples, weights, jnp.sum(real) * stands_for), order
+    return objective.select_rows(data, index, place < rows), order
 
 
-def _per_epoch(objective: Objective, rows: int, size: int) -> int:
-    return -(-rows // size) if objective.kind in ("examples", "rows") else rows // size
+def _per_epoch(objective: AbstractObjective, rows: int, size: int) -> int:
+    return -(-rows // size) if objective.keeps_partial_batch else rows // size
 
 
 def empty_trace(steps: int, diagnose: bool) -> dict[str, Any]:
@@ -59,7 +49,7 @@ def empty_trace(steps: int, diagnose: bool) -> dict[str, Any]:
 @partial(jax.jit, static_argnames=("batch_size", "diagnose", "microbatches"), donate_argnames="carry")
 def run_chunk(
     rule: Rule,
-    objective: Objective,
+    objective: AbstractObjective,
     data: PyTree,
     key: Any,
     tolerance: Any,
@@ -75,10 +65,11 @@ def run_chunk(
     shuffle_key, step_key = jax.random.split(key)
     parted = lambda batch: batch if microbatches == 1 else Microbatches(batch, microbatches)
     mover = carry[0].q.component_prototype
-    if batch_size is None and microbatches == 1 and objective.linear and isinstance(mover, GaussianFamily):
-        data = objective.linearized(mover.mean, data, full=mover.structure.name == "full")  # once for all steps
+    if batch_size is None and microbatches == 1 and objective.has_linear_outputs and isinstance(mover, GaussianFamily):
+        examples = objective.separable("linear=True")
+        data = examples.linearized(mover.mean, data, shared=mover.structure.shares_features)  # once for all steps
     if batch_size is None:
-        data = objective.prepared(data)
+        data = objective.prepare(data)
 
     per_epoch = 1 if batch_size is None else _per_epoch(objective, carry[1].shape[0], batch_size)
 
@@ -86,7 +77,7 @@ def run_chunk(
         return (carry[0].count < until) & (carry[3] == RUNNING)
 
     # The guard's look at the new q is the next step's measurement, if the batch and the points stay the same.
-    reuse = rule.guard.evaluates and not rule.points.random and batch_size is None and objective.kind != "batch"
+    reuse = rule.guard.evaluates and not rule.points.random and batch_size is None
     reuse = reuse and rule.steps.sweep is None and not (objective.random or rule.curvature.remembers)
     reuse = reuse and (rule.points.delta or not rule.follows_temperature_schedule)  # a new temperature moves the points
 
@@ -117,7 +108,9 @@ def run_chunk(
     return jax.lax.while_loop(unfinished, body, (*carry, measured))[:5]
 
 
-def run(rule: Rule, objective: Objective, state: State, data: PyTree, key: Any, steps: int, tolerance: Any) -> State:
+def run(
+    rule: Rule, objective: AbstractObjective, state: State, data: PyTree, key: Any, steps: int, tolerance: Any
+) -> State:
     """Full-batch steps from a state, until converged or at most `steps`: `fit` for use inside a trace."""
     carry = (state, jnp.zeros(0, int), empty_trace(steps, True), 0, 0)
     until = state.count + steps

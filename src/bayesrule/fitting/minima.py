@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..numerics.trees import ravel, unravel
-from ..objectives.objective import Objective
+from ..objectives.base import AbstractObjective
 from ..rule.multistart import newton_step
 from ..rule.rule import Rule
 from ..rule.state import State
@@ -29,7 +29,7 @@ class Minimum(NamedTuple):
     weight: float
 
 
-def minima(rule: Rule, objective: Objective, state: State, data: PyTree) -> list[Minimum]:
+def minima(rule: Rule, objective: AbstractObjective, state: State, data: PyTree) -> list[Minimum]:
     """Every minimum that the search has recorded or is on its way to, the lowest first."""
     found, like = state.search, jax.tree.map(lambda x: x[0], state.q.each(lambda c: c.mean))
     # Empty places are polished too, and left out after: one shape, one compilation.
@@ -62,7 +62,7 @@ def minima(rule: Rule, objective: Objective, state: State, data: PyTree) -> list
 
 
 @jax.jit
-def _polished(polish: Any, objective: Objective, starts: Any, like: PyTree, data: PyTree, span: Any) -> tuple:
+def _polished(polish: Any, objective: AbstractObjective, starts: Any, like: PyTree, data: PyTree, span: Any) -> tuple:
     """Where Newton's method leads from these starts: position, value and Hessian, how long the next step would be, and
     whether the Hessian is positive definite."""
     key = jax.random.key(0)  # for a loss that is random itself

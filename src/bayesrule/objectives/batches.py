@@ -1,4 +1,4 @@
-"""Batches of examples: weighted, measured in parts, or with their outputs linearised."""
+"""Batches of examples (weighted, measured in parts, or with their outputs linearised) and sums over them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from ..families.gaussian.precision import SharedFeatures
@@ -68,10 +69,14 @@ class Linearized(eqx.Module):
         return self.offset + sum(jax.tree.leaves(parts))
 
 
-def _rows(batch: PyTree) -> int:
+def count_rows(batch: PyTree) -> int:
+    """Count the rows of a batch of bare arrays, and raise where they disagree or there are none."""
     leaves = jax.tree.leaves(batch)
     if not leaves:
-        raise ValueError("This objective has examples, so a step needs a batch: arrays with one row per example.")
+        raise ValueError(
+            "This objective has a loss for each example, so it needs a batch: pass data= to fit, or a batch to step, "
+            "arrays with one row per example."
+        )
     sizes = {jnp.shape(leaf)[:1] for leaf in leaves}
     if len(sizes) > 1 or () in sizes:
         shapes = [jnp.shape(leaf) for leaf in leaves]
@@ -80,3 +85,69 @@ def _rows(batch: PyTree) -> int:
     if rows == 0:
         raise ValueError("The batch is empty: N/M has no meaning with M = 0. Leave empty batches out.")
     return rows
+
+
+def count_examples(batch: PyTree) -> int:
+    """Count the examples of a batch of any of the types above."""
+    if isinstance(batch, Linearized | Microbatches):
+        batch = batch.batch
+    if not isinstance(batch, Weighted):
+        return count_rows(batch)
+    rows = count_rows(batch.examples)
+    if jnp.shape(batch.weights) != (rows,):
+        raise ValueError(f"There are {rows} examples but the weights have shape {jnp.shape(batch.weights)}.")
+    return rows
+
+
+def unpack(batch: PyTree, size: Any) -> tuple[PyTree, Float[Array, " B"] | None, Float[Array, " B"]]:
+    """The bare examples of a batch, their weights (if any), and the factor of each loss in ℓ̄: its weight times N/M."""
+    batch = batch.batch if isinstance(batch, Microbatches) else batch
+    rows = count_examples(batch)
+    if isinstance(batch, Linearized):
+        batch = batch.batch
+    weights, count = None, None
+    if isinstance(batch, Weighted):
+        batch, weights, count = batch.examples, batch.weights, batch.count
+    scale = jnp.asarray(size / (rows if count is None else count), dtype=float)
+    return batch, weights, scale * (jnp.ones(rows) if weights is None else weights)
+
+
+def sum_scaled(values: Float[Array, " B"], scales: Float[Array, " B"]) -> Array:
+    """Σ scale·loss over a batch. A zero weight leaves an example out altogether, even if its loss is not a number."""
+    return jnp.sum(jnp.where(scales == 0, 0.0, values * scales.astype(values.dtype)))
+
+
+def check_size(loss: Any, size: Any) -> Any:
+    """N as given, once it is known to be a positive number (and the loss to be a function)."""
+    if not callable(loss):
+        raise ValueError(f"Objective takes a function loss(params, example), got {type(loss).__name__}.")
+    if size is None:
+        raise ValueError(
+            "Objective needs size=N, the number of training examples: without it the posterior's width is "
+            "meaningless. For a full-batch loss pass size=len(data)."
+        )
+    if isinstance(size, Tracer):
+        return size
+    if isinstance(size, bool) or jnp.ndim(size) != 0 or float(size) <= 0:
+        raise ValueError(f"size=N is the number of training examples, a positive number, got {size!r}.")
+    return size
+
+
+def as_scalar(value: Any, name: str) -> Array:
+    """The value of a loss as an array without axes."""
+    if jnp.shape(value) != ():
+        raise ValueError(f"{name} must be a scalar, got shape {jnp.shape(value)}: sum or average it over its axes.")
+    return jnp.asarray(value)
+
+
+def cast_inputs(tree: PyTree, dtype: Any) -> PyTree:
+    """Cast the floating arrays that a loss is called with to the precision it computes in (None: as they are)."""
+    if dtype is None:
+        return tree
+    is_floating = lambda x: jnp.issubdtype(jnp.result_type(x), jnp.floating)
+    return jax.tree.map(lambda x: jnp.asarray(x, dtype) if is_floating(x) else x, tree)
+
+
+def widen(values: Array, dtype: Any) -> Array:
+    """Cast what was computed in the precision `dtype` back to float32 at least (None: as it is)."""
+    return values if dtype is None else values.astype(jnp.promote_types(values.dtype, jnp.float32))

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from ..curvature.measurement import Measurement
-from ..objectives.objective import Objective
+from ..objectives.base import AbstractObjective
 from ..steps.schedule import at
 from ..steps.step import Step
 from .state import Info, State
@@ -30,7 +30,7 @@ def on_each(q: Any, function: Callable[..., Any], key: Any, *trees: PyTree) -> A
 
 def step_components(
     rule: Any,
-    objective: Objective,
+    objective: AbstractObjective,
     state: State,
     batch: PyTree,
     key: Any,

@@ -16,7 +16,7 @@ from ..curvature.measurement import Measurement
 from ..families.base import Family
 from ..numerics.checks import positive_int
 from ..numerics.trees import ravel, unravel
-from ..objectives.objective import Objective
+from ..objectives.base import AbstractObjective
 from .state import Info, State
 
 _CLOSE = 0.05  # of the box: a landing from further off says little of where a minimum is
@@ -161,7 +161,7 @@ class Search(eqx.Module):
     # Between two steps.
 
     def restart_converged(
-        self, rule: Any, objective: Objective, state: State, measured: Measurement, batch: PyTree, key: Any
+        self, rule: Any, objective: AbstractObjective, state: State, measured: Measurement, batch: PyTree, key: Any
     ) -> tuple[State, Measurement]:
         """Who is done is recorded and begins anew; what was measured there is measured again."""
         q, found = state.q, state.search
@@ -215,7 +215,14 @@ class Search(eqx.Module):
         return masses, collapsed
 
     def _restarted(
-        self, rule: Any, objective: Objective, state: State, measured: Measurement, free: Array, batch: PyTree, key: Any
+        self,
+        rule: Any,
+        objective: AbstractObjective,
+        state: State,
+        measured: Measurement,
+        free: Array,
+        batch: PyTree,
+        key: Any,
     ) -> tuple[State, Measurement]:
         q, found = state.q, state.search
         rank = jnp.cumsum(free) - 1
@@ -251,7 +258,7 @@ class Search(eqx.Module):
         return found.idle < self.patience
 
 
-def _whole(objective: Objective, q: Any, measured: Measurement) -> tuple[Array, Array, Array]:
+def _whole(objective: AbstractObjective, q: Any, measured: Measurement) -> tuple[Array, Array, Array]:
     """ℓ̄ at a component and its derivatives: the data's and the regularizer's."""
     added = q.from_gaussian_terms(*objective.regularizer.derivatives(q.gaussian))
     gradient, hessian = plus(q, (measured.gradient, measured.curvature), added)

@@ -13,10 +13,10 @@ from jaxtyping import Array, PyTree
 from ..curvature.average import plus, repelled
 from ..curvature.base import Curvature, keys
 from ..curvature.measurement import Measurement
-from ..factor_graph.model import Model
 from ..families.base import Family
 from ..families.start import Start, as_start
-from ..objectives.objective import Objective, as_objective
+from ..objectives.base import AbstractObjective
+from ..objectives.objective import as_objective
 from ..points.base import Points
 from ..steps.guards import Backtracking, Guard, NoGuard
 from ..steps.schedule import Scheduled, at
@@ -100,7 +100,7 @@ class Rule(eqx.Module):
         found = None
         if self.search is not None:
             params, found = self.search.first(params, self.family, key)
-        params = params if objective is None else objective.started(params)
+        params = params if objective is None else objective.starting_point(params)
         q: Any = self.family.start(params, objective, at(self.steps.temperature, 0))
         check(self.family, self.points, self.curvature, self.steps, self.guard, q)
         count, aux = jnp.zeros((), int), self.curvature.first(objective, q)
@@ -110,7 +110,7 @@ class Rule(eqx.Module):
         previous, average, scale = self.initial_accumulators(q, objective)
         return State(q, count, previous, average, aux, scale)
 
-    def initial_accumulators(self, q: Any, objective: Objective | None) -> tuple[Any, PyTree, PyTree]:
+    def initial_accumulators(self, q: Any, objective: AbstractObjective | None) -> tuple[Any, PyTree, PyTree]:
         """What momentum, averaging and scaling begin with."""
         average = None
         if self.steps.average is not None:
@@ -135,7 +135,7 @@ class Rule(eqx.Module):
         return self.advance(objective, state, batch, key)[:2]
 
     def measure(
-        self, objective: Objective, q: Any, batch: PyTree, aux: PyTree, key: Any, latent_correction: Any = None
+        self, objective: AbstractObjective, q: Any, batch: PyTree, aux: PyTree, key: Any, latent_correction: Any = None
     ) -> Measurement:
         """E_q of the data's loss, of its derivatives and of `latent_correction` at q (a mixture's: per component)."""
         if q.is_mixture:
@@ -146,7 +146,7 @@ class Rule(eqx.Module):
         return measured if latent_correction is None else self._repelled(objective, q, measured, key, latent_correction)
 
     def _repelled(
-        self, objective: Objective, q: Any, measured: Measurement, key: Any, latent_correction: Any
+        self, objective: AbstractObjective, q: Any, measured: Measurement, key: Any, latent_correction: Any
     ) -> Measurement:
         point_key = keys(self.points, objective, key)[0]
         return dataclasses.replace(
@@ -261,8 +261,9 @@ class Rule(eqx.Module):
     def bound(self, objective: Any, q: Any, batch: PyTree = None, key: Any = None, *, aux: PyTree = None) -> Array:
         """The evidence lower bound at q, as this rule's points and curvature see it."""
         objective = as_objective(objective)
-        if isinstance(objective, Model):
-            return objective.bound(q, batch, key)
+        bound = objective.closed_form_bound(q, batch, key)
+        if bound is not None:
+            return bound
         aux = objective.aux if aux is None else aux
 
         def of(q: Any, key: Any, latent_correction: Any = None) -> Array:
@@ -273,7 +274,7 @@ class Rule(eqx.Module):
 
         return q.average(on_each(q, of, key)) + q.choice.entropy() if q.is_mixture else of(q, key)
 
-    def _check_state(self, objective: Objective, state: State) -> None:
+    def _check_state(self, objective: AbstractObjective, state: State) -> None:
         if (self.search is None) != (state.search is None) and state.q.is_mixture:
             made = "without a search" if state.search is None else "by a search"
             raise ValueError(f"This state was made {made}: start again with rule.init(state.q).")
@@ -293,7 +294,12 @@ class Rule(eqx.Module):
             raise ValueError("This objective carries aux along: make the state with rule.init(params, objective).")
 
     def formed(
-        self, objective: Objective, state: State, measured: Measurement, go: Array | None = None, heat: Any = None
+        self,
+        objective: AbstractObjective,
+        state: State,
+        measured: Measurement,
+        go: Array | None = None,
+        heat: Any = None,
     ) -> tuple[Step, PyTree]:
         """The step: the data's derivatives and the regularizer's, averaged, with their rates.
 
@@ -331,18 +337,20 @@ class Rule(eqx.Module):
         )
         return step if go is None else step.shortened(go), average
 
-    def _regularizer(self, objective: Objective, q: Any) -> Array:
+    def _regularizer(self, objective: AbstractObjective, q: Any) -> Array:
         q = q.gaussian
         return objective.regularizer.at_mean(q) if self.points.delta else objective.regularizer.expected(q)
 
-    def _loss(self, objective: Objective, q: Any, measured: Measurement, temperature: Any) -> Array:
+    def _loss(self, objective: AbstractObjective, q: Any, measured: Measurement, temperature: Any) -> Array:
         """What a step should lower: ℓ̄(m) under the delta method, else E_q ℓ̄ − τH(q)."""
         total = measured.value + self._regularizer(objective, q)
         if measured.latent_correction is not None:
             total = total + temperature * measured.latent_correction.value
         return total if self.points.delta else total - temperature * jnp.sum(q.joint_entropy())
 
-    def _energy(self, objective: Objective, q: Any, measured: Measurement, step: Step, temperature: Any) -> Array:
+    def _energy(
+        self, objective: AbstractObjective, q: Any, measured: Measurement, step: Step, temperature: Any
+    ) -> Array:
         """E_q ℓ̄ − τH(q); under the delta method to second order in θ − m."""
         loss = self._loss(objective, q, measured, temperature)
         if not self.points.delta:
@@ -355,7 +363,7 @@ class Rule(eqx.Module):
         second = 0.0 if curvature is None else 0.5 * q.trace(curvature)
         return loss + second - temperature * jnp.sum(q.joint_entropy())
 
-    def _bound(self, objective: Objective, q: Any, measured: Measurement, step: Step) -> Array:
+    def _bound(self, objective: AbstractObjective, q: Any, measured: Measurement, step: Step) -> Array:
         """The evidence lower bound −E_q ℓ̄ + H(q); under the delta method to second order in θ − m."""
         return -self._energy(objective, q, measured, step, 1.0)
 

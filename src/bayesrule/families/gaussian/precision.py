@@ -60,6 +60,8 @@ class Structure:
     """How a family holds a symmetric matrix over θ. The base class holds nothing at all."""
 
     name: ClassVar[str] = "none"
+    shares_features: ClassVar[bool] = False
+    """Whether `of_sandwich` takes `SharedFeatures` as the Jacobian."""
 
     def of_diagonal(self, diagonal: PyTree) -> Any:
         """The diagonal matrix with this θ-shaped diagonal."""
@@ -109,6 +111,7 @@ class FullStructure(Structure):
     """A dense matrix over the ravelled θ."""
 
     name = "full"
+    shares_features = True
 
     def of_diagonal(self, diagonal: PyTree) -> Float[Array, "P P"]:
         return jnp.diag(ravel(diagonal))
