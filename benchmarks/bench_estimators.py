@@ -21,7 +21,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 
 from bayesrule.estimators import LogisticRegression, RidgeRegression
-from bayesrule.runs.score import classified, normal
+from bayesrule.runs.score import score_classes, score_gaussian
 from bayesrule.tables.reading import read
 
 SPLITS = 20
@@ -59,8 +59,8 @@ def compared(x: np.ndarray, y: np.ndarray, scaled: bool) -> tuple[np.ndarray, np
             scaler = StandardScaler().fit(x_train)
             x_train, x_test = scaler.transform(x_train), scaler.transform(x_test)
         for scores, model in zip(found, (LogisticRegression(), Theirs(max_iter=10_000)), strict=True):
-            judged = classified(model.fit(x_train, y_train).predict_proba(x_test), y_test)
-            scores.append([judged["accuracy"], judged["nll"], judged["ece"]])
+            metrics = score_classes(model.fit(x_train, y_train).predict_proba(x_test), y_test)
+            scores.append([metrics["accuracy"], metrics["nll"], metrics["ece"]])
     return np.array(found[0]), np.array(found[1])
 
 
@@ -90,7 +90,7 @@ def numbers(data: Path | None) -> None:
             for model in (RidgeRegression(), BayesianRidge()):
                 fitted = model.fit(scaler.transform(x[train]), y[train])
                 mean, std = fitted.predict(scaler.transform(x[test]), return_std=True)
-                pair.append([-normal(y[test], mean, std)["nll"]])
+                pair.append([-score_gaussian(y[test], mean, std)["nll"]])
             scores.append(pair)
         found = np.array(scores)
         line(name, found[:, 0], found[:, 1])

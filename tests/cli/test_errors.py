@@ -30,9 +30,9 @@ def fit(folder, *arguments):
         (GOOD, ("--target", "z"), "has no column 'z'"),
         (GOOD, ("--task", "ranking"), "no task 'ranking'"),
         (GOOD, ("--model", "forest"), "no model 'forest'"),
-        (GOOD, ("--model", "hmm"), "does not do regression"),
+        (GOOD, ("--model", "hmm"), "cannot do regression"),
         (GOOD, ("--recipe", "adem"), "knows the recipes"),
-        (GOOD, ("--param", "depth=3"), "no setting 'depth'"),
+        (GOOD, ("--param", "depth=3"), "no parameter 'depth'"),
         (GOOD, ("--param", "depth"), "takes name=value"),
         (GOOD, ("--test-size", "1.5"), "between 0 and 1"),
         (GOOD, ("--seed", "-1"), "not negative"),
@@ -81,7 +81,7 @@ def test_a_wrong_configuration(tmp_path, text, said):
 def test_runs_that_are_not_there_or_not_ours(tmp_path):
     invoke = lambda *a: CliRunner().invoke(app, [*map(str, a)])
     assert "is not a run" in invoke("predict", tmp_path / "run", "new.csv").stderr
-    assert "no run to go on with" in invoke("fit", "--resume", "--out", tmp_path / "run").stderr
+    assert "no run to resume" in invoke("fit", "--resume", "--out", tmp_path / "run").stderr
     folder = tmp_path / "other"
     folder.mkdir()
     (folder / "run.json").write_text(

@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 
 import bayesrule as blr
 from bayesrule.cli import app
-from bayesrule.runs import store
-from bayesrule.runs import watch as watching
+from bayesrule.runs import store, watch
 from bayesrule.runs.train import split, train
 from bayesrule.tables.tables import Column, InputError, Table
 
@@ -47,7 +46,7 @@ class Killed(BaseException):
 
 
 def test_a_run_that_was_cut_ends_as_if_uncut(tmp_path, monkeypatch):
-    monkeypatch.setattr(watching, "_SAVED_EVERY", -1.0)
+    monkeypatch.setattr(watch, "_SAVE_INTERVAL", -1.0)
     data, config = asked("good", "score", "visits", **STOCHASTIC)
     whole = train(data, config)
     looks = []
@@ -71,7 +70,7 @@ def test_a_run_that_was_cut_ends_as_if_uncut(tmp_path, monkeypatch):
 @pytest.mark.parametrize("target", ["good", "score"])
 def test_a_network_is_watched(target, monkeypatch):
     """A long fit shows how it does on the held-out rows; what is colder than Bayes' posterior has no bound to show."""
-    monkeypatch.setattr(watching, "_SAVED_EVERY", -1.0)
+    monkeypatch.setattr(watch, "_SAVE_INTERVAL", -1.0)
     params = {"hidden_layer_sizes": [4], "max_iter": 30}
     data, config = asked(target, *{"good", "score", "visits"} - {target}, model="mlp", params=params)
     looks = []
@@ -213,7 +212,7 @@ def test_killed_ten_times(tmp_path):
         cut += 1
         place, ended = tmp_path / f"cut{cut}", False
         while not ended:
-            going_on = (tmp_path / f"cut{cut}.partial" / "asked.json").exists()
+            going_on = (tmp_path / f"cut{cut}.partial" / "request.json").exists()
             arguments = [*command, *(["--resume", "--quiet"] if going_on else options), "--out", str(place)]
             started = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
@@ -257,7 +256,7 @@ def test_new_rows_are_read_as_training_rows_were(tmp_path):
     shown = CliRunner().invoke(app, ["predict", place, str(tmp_path / "new.csv")])
     first, second = (float(line.split(",")[0]) for line in shown.stdout.splitlines()[1:3])
     assert (first, second) == pytest.approx((0.0, 4.0), abs=0.2)
-    assert "1 values of 'zip' were not there in training" in shown.stderr
+    assert "1 value of 'zip' did not occur in training" in shown.stderr
 
 
 def test_what_is_not_ours_is_left_alone(tmp_path):
@@ -276,14 +275,34 @@ def test_a_mistake_does_not_cost_a_checkpoint(tmp_path):
     (tmp_path / "data.csv").write_text("x,y\n" + "".join(f"{i % 7},{i % 5 / 3}\n" for i in range(40)))
     partial = tmp_path / "run.partial"
     partial.mkdir()
-    (partial / "asked.json").write_text(json.dumps({"data": str(tmp_path / "moved.csv"), "state": None}))
+    (partial / "request.json").write_text(json.dumps({"data": str(tmp_path / "moved.csv"), "data_stamp": None}))
     (partial / "fit0.npz").write_bytes(b"hours of work")
     invoke = lambda *a: CliRunner().invoke(app, ["fit", *a, "-o", str(tmp_path / "run")])
     for arguments in ([str(tmp_path / "typo.csv")], [str(tmp_path / "data.csv"), "--target", "z"], ["--resume"], []):
         assert invoke(*arguments).exit_code == 2
         assert (partial / "fit0.npz").exists()
+    (partial / "pid").write_text(str(os.getppid()))
+    assert "Another fit is writing" in invoke(str(tmp_path / "data.csv")).stderr
+
+
+def test_an_unfinished_run_of_an_earlier_version_is_resumed(tmp_path):
+    """It called its files asked.json and process, and the state of the data file "state"."""
+    data = tmp_path / "data.csv"
+    data.write_text("x,y\n" + "".join(f"{i % 7},{i % 5 / 3}\n" for i in range(40)))
+    partial, status = tmp_path / "run.partial", data.stat()
+    partial.mkdir()
+    options = {"data": str(data), "target": "y", "test_size": 0.25, "seed": 4, "params": {}}
+    stamp = [status.st_size, status.st_mtime_ns]
+    (partial / "asked.json").write_text(json.dumps({**options, "state": stamp}))
+    resume = lambda: CliRunner().invoke(app, ["fit", "--resume", "-o", str(tmp_path / "run")])
     (partial / "process").write_text(str(os.getppid()))
-    assert "Another fit is at work" in invoke(str(tmp_path / "data.csv")).stderr
+    assert "Another fit is writing" in resume().stderr
+    (partial / "process").write_text(str(2**22 + 1))
+    result = resume()
+    assert result.exit_code == 0, result.output
+    assert blr.load(tmp_path / "run").config["seed"] == 4
+    assert {path.name for path in tmp_path.iterdir()} == {"data.csv", "run"}
+    assert not {"asked.json", "request.json", "process", "pid"} & {path.name for path in (tmp_path / "run").iterdir()}
 
 
 def test_loading_runs_no_program(tmp_path):
@@ -293,8 +312,13 @@ def test_loading_runs_no_program(tmp_path):
     with np.load(tmp_path / "a.npz") as file:
         arrays = {name: file[name] for name in file.files}
     header = str(arrays.pop("header"))
-    for module in ("bayesrule.__main__", "bayesrule.cli", "os"):
-        changed = header.replace("bayesrule.families.gamma", module)
+    for named in (
+        '"class": "os.system"',
+        '"class": "app"',
+        '"module": ["bayesrule.cli", "app"]',
+        '"module": ["os", "system"]',
+    ):
+        changed = header.replace('"class": "Gamma"', named)
         assert changed != header
         np.savez(tmp_path / "b.npz", header=np.array(changed), **arrays)
         with pytest.raises(ValueError, match="not one of the library's own types"):

@@ -9,7 +9,7 @@ from bayesrule.tables.datasets import DATASETS, dataset
 from bayesrule.tables.encoding import Encoding
 from bayesrule.tables.reading import read
 from bayesrule.tables.tables import Column, InputError, Table
-from bayesrule.tables.tasks import checked, guessed
+from bayesrule.tables.tasks import check_task, guess_task
 
 CSV = "age,city,y\n30,Paris,1\n40,,0\n,Rome,1\n"
 
@@ -103,14 +103,14 @@ def numbers(*values):
 
 def test_tasks_are_guessed():
     rng = np.random.default_rng(0)
-    assert guessed(numbers(0, 1, 1))[0] == "binary"
-    assert guessed(numbers(1, 2, 2))[0] == "binary"
-    assert guessed(numbers(*rng.normal(size=50)))[0] == "regression"
-    assert guessed(numbers(*rng.integers(0, 10, 200)))[0] == "classes"
-    assert guessed(numbers(*rng.poisson(2.0, 200)))[0] == "counts"
-    assert guessed(numbers(*rng.integers(25, 346, 400)))[0] == "regression"
-    assert guessed(Column.of_text("y", ["a", "b", "a"]))[0] == "binary"
-    assert guessed(Column.of_text("y", ["a", "b", "c"]))[0] == "classes"
+    assert guess_task(numbers(0, 1, 1))[0] == "binary"
+    assert guess_task(numbers(1, 2, 2))[0] == "binary"
+    assert guess_task(numbers(*rng.normal(size=50)))[0] == "regression"
+    assert guess_task(numbers(*rng.integers(0, 10, 200)))[0] == "classes"
+    assert guess_task(numbers(*rng.poisson(2.0, 200)))[0] == "counts"
+    assert guess_task(numbers(*rng.integers(25, 346, 400)))[0] == "regression"
+    assert guess_task(Column.of_text("y", ["a", "b", "a"]))[0] == "binary"
+    assert guess_task(Column.of_text("y", ["a", "b", "c"]))[0] == "classes"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_tasks_are_guessed():
 )
 def test_targets_that_do_not_go_with_a_task(task, target, said):
     with pytest.raises(InputError, match=said):
-        checked(task, target)
+        check_task(task, target)
 
 
 def test_an_encoding_is_learnt_once():
@@ -138,7 +138,7 @@ def test_an_encoding_is_learnt_once():
             "same": Column("same", numbers=np.ones(4)),
         }
     )
-    encoding = Encoding.learnt(table, ["x", "c", "same"])
+    encoding = Encoding.fit(table, ["x", "c", "same"])
     assert encoding.features == ["x", "c=a", "c=b"]
     np.testing.assert_array_equal(encoding.matrix(table), [[-1, 1, 0], [1, 0, 1], [np.nan, 0, 0], [np.nan, 1, 0]])
     new = Table({"x": Column("x", numbers=np.array([5.0])), "c": Column.of_text("c", ["never seen"])})
@@ -149,10 +149,10 @@ def test_an_encoding_is_learnt_once():
 
 def test_text_that_tells_rows_apart_is_left_out():
     table = Table({"id": Column.of_text("id", [f"row {i}" for i in range(10_000)])})
-    with pytest.raises(InputError, match="tell rows apart"):
-        Encoding.learnt(table, ["id"])
+    with pytest.raises(InputError, match="only tell rows apart"):
+        Encoding.fit(table, ["id"])
     many = Column.of_text("c", [f"level {i % 300}" for i in range(10_000)])
-    assert len(Encoding.learnt(Table({"c": many}), ["c"]).features) == 30
+    assert len(Encoding.fit(Table({"c": many}), ["c"]).features) == 30
 
 
 @pytest.mark.parametrize("name", DATASETS)
@@ -160,5 +160,5 @@ def test_datasets_are_what_they_say(name):
     found = dataset(name)
     table = found.load()
     assert not table.column(found.target).missing.any()
-    rows = found.what.split()[0].replace(",", "")
+    rows = found.description.split()[0].replace(",", "")
     assert not rows.isdigit() or int(rows) == table.rows

@@ -1,4 +1,7 @@
-"""The command line: each command is a function of a file beside this one, and imports what it needs when it runs."""
+"""The command line. Each command is a function in a module of this folder.
+
+Commands import what they need when they run, so that `--help` needs neither JAX nor NumPy.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ app = typer.Typer(
 )
 
 
-def _version(shown: bool) -> None:
-    if shown:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"bayesrule {version('bayesrule')}")
@@ -30,7 +33,7 @@ def _version(shown: bool) -> None:
 @app.callback()
 def main(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """The Bayesian learning rule: one update, and the algorithms that follow from it."""

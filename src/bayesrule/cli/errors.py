@@ -1,4 +1,4 @@
-"""How every command starts and ends: where compiled programs are kept, what an error looks like."""
+"""What all commands share: one-line errors with exit codes, and a cache of compiled programs between runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import typer
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEBUG = typer.Option("--debug", help="Show where an error came from.")
-EXIT_CODES = "Exit codes: 0 all went well, 1 something failed, 2 wrong input, 130 interrupted."
+EXIT_CODES = "Exit codes: 0 success, 1 failure (or a failed check), 2 wrong input, 130 interrupted."
 
 
 def cache_folder() -> Path:
@@ -30,67 +30,70 @@ def cache_folder() -> Path:
     return base / "bayesrule"
 
 
-def keep_compiled() -> None:
-    """JAX's compiled programs are kept between runs, so that the second starts fast; variables that are set stay."""
-    if "jax" in sys.modules:  # the process has its own ways
+def configure_jax() -> None:
+    """Set JAX's environment variables, those that the user has not set, so that commands start quickly.
+
+    Compiled programs are kept on disk between runs. JAX reads the variables when it is imported, so that nothing is
+    done in a process that has imported it.
+    """
+    if "jax" in sys.modules:
         return
-    # Tracing makes many small objects that live as long as the program: looking through them takes a second.
+    # Tracing makes many small objects that live as long as the program; frequent garbage collection costs a second.
     gc.set_threshold(200_000, 20, 20)
     folder = cache_folder() / "jax"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # a home that cannot be written to: compile every time
+    except OSError:  # The home directory cannot be written to, and every run compiles.
         return
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # XLA would say of every program that it was kept
-    if not _accelerated():
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # Otherwise XLA logs every program that it writes to the cache.
+    if not _has_accelerator_plugin():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
-def _accelerated() -> bool:
-    """Whether JAX has something else than the processor to look for; looking takes a second."""
+def _has_accelerator_plugin() -> bool:
+    """Whether a GPU or TPU plugin is installed; without one JAX need not search for devices, which takes a second."""
     from importlib.util import find_spec
 
-    return any(
-        find_spec(name) is not None for name in ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu", "jax_plugins")
-    )
+    plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu", "jax_plugins")
+    return any(find_spec(name) is not None for name in plugins)
 
 
-def tidy(command: Command) -> Command:
-    """A command whose errors are one line, unless it is asked to `debug`."""
+def one_line_errors(command: Command) -> Command:
+    """Decorate a command: errors become one line on standard error and an exit code, unless `--debug` is given."""
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        keep_compiled()
+        configure_jax()
         debug = kwargs.get("debug", False)
         try:
             return command(*args, **kwargs)
         except (typer.Exit, typer.Abort):
             raise
         except KeyboardInterrupt:
-            _complain("interrupted")
+            _print_error("interrupted")
             raise typer.Exit(130) from None
         except BrokenPipeError:
             raise typer.Exit(0) from None
         except (ValueError, OSError) as error:
             if debug:
                 raise
-            _complain(_line(error))
+            _print_error(_one_line(error))
             raise typer.Exit(2) from None
         except Exception as error:
             if debug:
                 raise
-            _complain(f"{type(error).__name__}: {_line(error)} (--debug shows where)")
+            _print_error(f"{type(error).__name__}: {_one_line(error)} (--debug shows where)")
             raise typer.Exit(1) from None
 
-    return wrapped  # pyright: ignore[reportReturnType]  # the same signature, by functools.wraps
+    return wrapped  # pyright: ignore[reportReturnType]  # functools.wraps keeps the signature.
 
 
-def _line(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def _complain(text: str) -> None:
-    typer.echo(f"bayesrule: {text}", err=True)
+def _print_error(message: str) -> None:
+    typer.echo(f"bayesrule: {message}", err=True)

@@ -1,27 +1,24 @@
-"""`bayesrule fit`: from a table to a run directory with a report."""
+"""`bayesrule fit`: from a table to the directory of a run, with a report."""
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .errors import DEBUG as _DEBUG
-from .errors import tidy
+from .errors import DEBUG, one_line_errors
 
 if TYPE_CHECKING:
     from ..runs.run import Run
     from ..tables.tables import Table
 
 
-_QUIET = typer.Option("--quiet", "-q", help="Print nothing but errors and the report's path.")
+_QUIET = typer.Option("--quiet", "-q", help="Print nothing but errors and the path of the report.")
 
 
-@tidy
+@one_line_errors
 def fit(
     data: Annotated[
         str | None,
@@ -29,23 +26,27 @@ def fit(
     ] = None,
     target: Annotated[str | None, typer.Option("--target", "-t", help="The column to predict.")] = None,
     task: Annotated[
-        str | None, typer.Option(help="regression, binary, classes, counts or sequence; guessed from the target.")
+        str | None,
+        typer.Option(help="regression, binary, classes, counts or sequence; guessed if not given."),
     ] = None,
     model: Annotated[str | None, typer.Option(help="linear, mlp, binary-mlp or gp; state-space or hmm.")] = None,
     recipe: Annotated[str | None, typer.Option(help="The algorithm, by its name in `bayesrule table`.")] = None,
-    time: Annotated[str | None, typer.Option(help="The column of times: the rows are a sequence.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Where the run goes.  [default: run]")] = None,
+    time: Annotated[str | None, typer.Option(help="The column of times; the rows are then a sequence.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The directory of the run.  [default: run]")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file with any of these options.")] = None,
     param: Annotated[
-        list[str] | None, typer.Option("--param", "-p", help="A setting of the estimator, name=value; may be repeated.")
+        list[str] | None,
+        typer.Option("--param", "-p", help="A parameter of the estimator, name=value; may be repeated."),
     ] = None,
     test_size: Annotated[float | None, typer.Option(help="The share of rows held out.  [default: 0.2]")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of the split and of everything random.  [default: 0]")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run that was cut short.")] = False,
+    seed: Annotated[
+        int | None, typer.Option(help="The seed of the split and of all random numbers.  [default: 0]")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
     quiet: Annotated[bool, _QUIET] = False,
-    debug: Annotated[bool, _DEBUG] = False,
+    debug: Annotated[bool, DEBUG] = False,
 ) -> None:
-    """Learn to predict a column of a table, with honest uncertainty, and write a report.
+    """Fit a model that predicts a column of a table, with uncertainty, and write a report.
 
     Examples:
 
@@ -61,9 +62,9 @@ def fit(
     """
     from ..runs import store
     from ..tables.tables import InputError
-    from .options import asked, recalled
+    from .options import merge_options, resume_options
 
-    given = {
+    flags = {
         "data": data,
         "target": target,
         "task": task,
@@ -74,107 +75,97 @@ def fit(
         "test_size": test_size,
         "seed": seed,
     }
-    options = asked(given, config, param or [])
-    place = Path(options.pop("out")).resolve()
-    partial = store.partial_folder(place)
-    said = _Said(quiet)
+    options = merge_options(flags, config, param or [])
+    folder = Path(options.pop("out")).resolve()
+    partial = store.partial_folder(folder)
+    output = _Output(quiet)
     if resume:
-        names = {name for name, value in given.items() if value is not None} | ({"params"} if param else set())
-        options = recalled(partial, place, _located(options), names, said.line)
+        explicit = {name for name, value in flags.items() if value is not None} | ({"params"} if param else set())
+        options = resume_options(partial, folder, _with_absolute_path(options), explicit, output.print)
         if options is None:
             return
     if options.get("data") is None:
-        raise InputError("Say what to learn from: a file, or a name from `bayesrule datasets`.")
-    options = _located(options)
-    table, options = _settled(options)  # what is wrong with them is said before anything is touched
-    going_on = (partial / "asked.json").exists() and resume
-    _make_room(place, partial, options, going_on)
+        raise InputError("There is no data to fit: give a file, or a name from `bayesrule datasets`.")
+    options = _with_absolute_path(options)
+    # Mistakes in the options are reported before any file is written or deleted.
+    table, options = _load_and_check(options)
+    resuming = resume and store.read_request(partial) is not None
+    _prepare_folder(folder, partial, options, resuming)
     try:
-        run = _learn(table, options, partial, said)
-        _report(run, partial)
+        run = _train(table, options, partial, output)
+        _write_report(run, partial)
     except KeyboardInterrupt:
-        said.line(f"interrupted: go on with `bayesrule fit --resume --out {place}`", always=True)
+        output.print(f"interrupted: continue with `bayesrule fit --resume --out {folder}`", always=True)
         raise
     except BaseException:
-        if not going_on and not any(partial.glob("fit*.npz")):  # else there is something to go on with
+        if not resuming and not any(partial.glob("fit*.npz")):  # Nothing was saved that could be resumed.
             store.discard(partial)
         raise
     finally:
-        (partial / "process").unlink(missing_ok=True)
-    store.put(partial, place)
-    _summary(run, place, said)
+        store.release(partial)
+    store.publish(partial, folder)
+    _print_summary(run, folder, output)
 
 
-def _table(data: str) -> tuple[Table, str | None, str | None]:
-    """The table, and the target and times that a dataset has by itself."""
+def _load_table(data: str) -> tuple[Table, str | None, str | None]:
+    """The table, and for a data set by name its target and column of times."""
     from ..tables.datasets import DATASETS
     from ..tables.reading import read
 
     if data in DATASETS and not Path(data).is_file():
-        found = DATASETS[data]
-        return found.load(), found.target, found.time
+        entry = DATASETS[data]
+        return entry.load(), entry.target, entry.time
     return read(data), None, None
 
 
-def _located(options: dict[str, Any]) -> dict[str, Any]:
-    """With the whole path of a file, so that a run can be resumed from anywhere."""
+def _with_absolute_path(options: dict[str, Any]) -> dict[str, Any]:
+    """The options with the absolute path of a data file, so that a run can be resumed from any directory."""
     data = options.get("data")
     return {**options, "data": str(Path(data).resolve())} if data is not None and Path(data).is_file() else options
 
 
-def _settled(options: dict[str, Any]) -> tuple[Table, dict[str, Any]]:
-    """The table, and the options with what its name brings along."""
-    from ..runs.train import settled
+def _load_and_check(options: dict[str, Any]) -> tuple[Table, dict[str, Any]]:
+    """The table, and the options with the target and times of a data set by name; raises if they do not fit it."""
+    from ..runs.train import resolve_config
 
-    table, target, time = _table(options["data"])
+    table, target, time = _load_table(options["data"])
     options = {**options, "target": options.get("target") or target}
     if time is not None and options.get("task") in (None, "sequence"):
         options["time"] = options.get("time") or time
-    settled(table, options)
+    resolve_config(table, options)
     return table, options
 
 
-def _make_room(place: Path, partial: Path, options: dict[str, Any], going_on: bool) -> None:
-    """A folder to work in, which remembers what was asked for; what is in the way is left alone."""
+def _prepare_folder(folder: Path, partial: Path, options: dict[str, Any], resuming: bool) -> None:
+    """Make the directory of the unfinished run and save its options there; raise if something is in the way."""
     from ..runs import store
     from ..tables.tables import InputError
-    from .options import state_of
+    from .options import data_stamp
 
-    if place.exists() and not (place.is_dir() and (store.is_run(place) or not any(place.iterdir()))):
-        raise InputError(f"{place} is there already, and is not a run: choose another place with --out.")
-    if not place.parent.is_dir():
-        raise InputError(f"{place.parent} is not a directory: make it first, or choose another place with --out.")
-    if _at_work(partial / "process"):
-        raise InputError(f"Another fit is at work on {place}: wait for it, or choose another place with --out.")
-    if not going_on:
+    if folder.exists() and not (folder.is_dir() and (store.is_run(folder) or not any(folder.iterdir()))):
+        raise InputError(f"{folder} exists and is not a run: choose another directory with --out.")
+    if not folder.parent.is_dir():
+        raise InputError(f"{folder.parent} is not a directory: make it first, or choose another one with --out.")
+    if store.is_claimed(partial):
+        raise InputError(f"Another fit is writing {folder}: wait for it, or choose another directory with --out.")
+    if not resuming:
         store.discard(partial)
         partial.mkdir()
-        file = partial / "asked.json.new"
-        file.write_text(json.dumps({**options, "state": state_of(options["data"])}), encoding="utf-8")
-        file.replace(partial / "asked.json")
-    (partial / "process").write_text(str(os.getpid()), encoding="utf-8")
+        store.write_request(partial, {**options, "data_stamp": data_stamp(options["data"])})
+    store.claim(partial)
 
 
-def _at_work(file: Path) -> bool:
-    """Whether the process that left its number is alive, and another one."""
-    try:
-        number = int(file.read_text(encoding="utf-8"))
-        os.kill(number, 0)
-    except (OSError, ValueError):
-        return False
-    return number != os.getpid()
-
-
-def _learn(table: Table, options: dict[str, Any], partial: Path, said: _Said) -> Run:
+def _train(table: Table, options: dict[str, Any], partial: Path, output: _Output) -> Run:
     from ..runs.train import train
 
-    if Path(options["data"]).is_file():  # a report is shown around: it has the file's name, and not whose it is
+    if Path(options["data"]).is_file():
+        # A run is meant to be shared: it records the name of the data file, not the directories of its author.
         options = {**options, "data": Path(options["data"]).name}
-    with said.progress() as show:
-        return train(table, options, folder=partial, show=show, say=said.line)
+    with output.progress_bar() as show:
+        return train(table, options, folder=partial, show=show, log=output.print)
 
 
-def _report(run: Run, partial: Path) -> None:
+def _write_report(run: Run, partial: Path) -> None:
     import time
 
     from ..report.page import page
@@ -187,37 +178,38 @@ def _report(run: Run, partial: Path) -> None:
     store.save(run, partial)
 
 
-def _summary(run: Run, place: Path, said: _Said) -> None:
-    ours, theirs = run.metrics["model"], run.metrics["baseline"]
-    names = {
+def _print_summary(run: Run, folder: Path, output: _Output) -> None:
+    labels = {
         "nll": "NLL (nats)",
         "accuracy": "accuracy",
         "ece": "ECE",
         "rmse": "RMSE",
         "coverage90": "in 90 % interval",
     }
-    rows = [(label, ours[name], theirs[name]) for name, label in names.items() if name in ours]
-    said.line("")
-    said.line(f"{run.summary['test_rows']:,} held-out rows   {run.config['estimator']}   baseline")
-    for label, mine, other in rows:
-        said.line(f"  {label:<18} {mine:>12.4g} {other:>14.4g}")
-    said.line("")
-    report = place / "report.html"
+    model, baseline = run.metrics["model"], run.metrics["baseline"]
+    output.print("")
+    output.print(f"{run.summary['test_rows']:,} held-out rows   {run.config['estimator']}   baseline")
+    for name, label in labels.items():
+        if name in model:
+            output.print(f"  {label:<18} {model[name]:>12.4g} {baseline[name]:>14.4g}")
+    output.print("")
+    report = folder / "report.html"
     report = report.relative_to(Path.cwd()) if report.is_relative_to(Path.cwd()) else report
-    typer.echo(str(report) if said.quiet else f"report: {report}")
+    typer.echo(str(report) if output.quiet else f"report: {report}")
 
 
-class _Said:
-    """What is printed: lines and a progress bar on standard error's terminal, or nothing."""
+class _Output:
+    """What the command prints: messages, and a progress bar if standard error is a terminal; with `quiet` neither."""
 
     def __init__(self, quiet: bool):
         self.quiet = quiet
 
-    def line(self, text: str, *, always: bool = False) -> None:
+    def print(self, message: str, *, always: bool = False) -> None:
+        """Print a message unless `quiet`; one that is `always` printed goes to standard error."""
         if always or not self.quiet:
-            typer.echo(text, err=always)
+            typer.echo(message, err=always)
 
-    def progress(self) -> Any:
-        from .progress import bar, silent
+    def progress_bar(self) -> Any:
+        from .progress import bar, no_bar
 
-        return silent() if self.quiet or not sys.stderr.isatty() else bar()
+        return no_bar() if self.quiet or not sys.stderr.isatty() else bar()

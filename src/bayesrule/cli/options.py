@@ -1,4 +1,4 @@
-"""What a fit is asked for: flags before the YAML file before the defaults; and what a run that was cut short had."""
+"""The options of `bayesrule fit`: flags, then the YAML file, then defaults; and those of a run that is resumed."""
 
 from __future__ import annotations
 
@@ -9,50 +9,57 @@ from typing import Any
 
 from ..tables.tables import InputError
 
-KEYS = ("data", "target", "task", "model", "recipe", "time", "out", "test_size", "seed", "params")
+NAMES = ("data", "target", "task", "model", "recipe", "time", "out", "test_size", "seed", "params")
+_TEXT = ("data", "target", "task", "model", "recipe", "time", "out")
 _DEFAULTS = {"out": "run", "test_size": 0.2, "seed": 0, "params": {}}
 
 
-def asked(given: dict[str, Any], config: Path | None, params: list[str]) -> dict[str, Any]:
-    """The options of a fit, from flags and a file."""
-    options = {name: value for name, value in given.items() if value is not None}
-    from_file = {} if config is None else _yaml(config)
-    settings = {**(from_file.get("params") or {}), **dict(map(_setting, params))}
-    options = {**_DEFAULTS, **from_file, **options, "params": settings}
-    for name in ("data", "target", "task", "model", "recipe", "time", "out"):
+def merge_options(flags: dict[str, Any], config: Path | None, params: list[str]) -> dict[str, Any]:
+    """The options of a fit.
+
+    Args:
+        flags: the options on the command line, None where they were not given.
+        config: a YAML file with options, which flags override.
+        params: the values of `--param`, each "name=value".
+    """
+    from_flags = {name: value for name, value in flags.items() if value is not None}
+    from_file = {} if config is None else _read_yaml(config)
+    estimator_params = {**(from_file.get("params") or {}), **dict(map(_parse_param, params))}
+    options = {**_DEFAULTS, **from_file, **from_flags, "params": estimator_params}
+    for name in _TEXT:
         if options.get(name) is not None and not isinstance(options[name], str):
-            raise InputError(f"{name} is text, got {options[name]!r}: put it into quotes.")
+            raise InputError(f"{name} must be text, got {options[name]!r}: put it into quotes.")
     try:
-        json.dumps(settings)
+        json.dumps(estimator_params)
     except TypeError as error:
-        raise InputError(f"The settings {settings} hold something else than numbers, text and lists.") from error
+        raise InputError(f"The params {estimator_params} must be numbers, text and lists of these.") from error
     if isinstance(options["seed"], bool) or not isinstance(options["seed"], int) or options["seed"] < 0:
-        raise InputError(f"seed is a whole number that is not negative, got {options['seed']!r}.")
+        raise InputError(f"seed must be a whole number, not negative, got {options['seed']!r}.")
     if not isinstance(options["test_size"], float | int) or not 0 < options["test_size"] < 1:
-        raise InputError(f"test_size is a share between 0 and 1, got {options['test_size']!r}.")
+        raise InputError(f"test_size must be a share between 0 and 1, got {options['test_size']!r}.")
     return options
 
 
-def _yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path) -> dict[str, Any]:
     import yaml
 
     if not path.is_file():
         raise InputError(f"There is no file {path}: --config takes a YAML file.")
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        options = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise InputError(f"{path} is not YAML: {str(error).splitlines()[0]}.") from error
-    if found is None:
+    if options is None:
         return {}
-    if not isinstance(found, dict) or (found.get("params") is not None and not isinstance(found["params"], dict)):
-        raise InputError(f"{path} has to be a list of options such as `target: price`.")
-    wrong = [name for name in found if name not in KEYS]
-    if wrong:
-        raise InputError(f"{path} has an option {wrong[0]!r} that does not exist: there are {', '.join(KEYS)}.")
-    return {name: value for name, value in found.items() if value is not None}
+    if not isinstance(options, dict) or not isinstance(options.get("params"), dict | None):
+        raise InputError(f"{path} must be a list of options such as `target: price`.")
+    unknown = [name for name in options if name not in NAMES]
+    if unknown:
+        raise InputError(f"{path} has an option {unknown[0]!r} that does not exist: there are {', '.join(NAMES)}.")
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def _parse_param(text: str) -> tuple[str, Any]:
     import yaml
 
     name, separator, value = text.partition("=")
@@ -61,43 +68,51 @@ def _setting(text: str) -> tuple[str, Any]:
     try:
         return name.strip(), yaml.safe_load(value)
     except yaml.YAMLError as error:
-        raise InputError(f"--param {text!r} has a value that cannot be read.") from error
+        raise InputError(f"--param {text!r} has a value that is not YAML: put it into quotes.") from error
 
 
-def recalled(
-    partial: Path, place: Path, options: dict[str, Any], given: set[str], say: Callable[[str], None]
+def resume_options(
+    partial: Path, out: Path, options: dict[str, Any], explicit: set[str], log: Callable[[str], None]
 ) -> dict[str, Any] | None:
-    """What the run that was cut short was asked for; None where it is finished. `given` are this call's options."""
+    """The options of the run that is resumed; None if it is complete.
+
+    Args:
+        partial: the directory of the unfinished run.
+        out: the directory it will have.
+        options: the options of this call.
+        explicit: the names of those that were given; they must be the run's.
+        log: called with messages for the user.
+    """
     from ..runs import store
 
-    if store.is_run(partial):  # cut while it was put into its place
-        store.put(partial, place)
-    if not (partial / "asked.json").exists():
-        if store.is_run(place):
-            say(f"the run in {place} is finished: there is nothing to go on with")
+    if store.is_run(partial):  # It was interrupted when it was complete and only had to be renamed.
+        store.publish(partial, out)
+    request = store.read_request(partial)
+    if request is None:
+        if store.is_run(out):
+            log(f"the run in {out} is finished: there is nothing to resume")
             return None
-        if options.get("data") is not None:  # cut before anything was written down
-            say("nothing was saved yet: starting from the beginning")
+        if options.get("data") is not None:  # It was interrupted before anything was saved.
+            log("nothing was saved yet: starting from the beginning")
             return options
-        raise InputError(f"There is no run to go on with in {place}: give --out, or start one without --resume.")
-    before = json.loads((partial / "asked.json").read_text(encoding="utf-8"))
+        raise InputError(f"There is no run to resume in {out}: give --out, or start one without --resume.")
     for name, value in options.items():
-        if name in given and value != before.get(name):
+        if name in explicit and value != request.get(name):
             raise InputError(
-                f"The run in {place} was started with {name} = {before.get(name)!r}, not {value!r}: leave it out, or "
+                f"The run in {out} was started with {name} = {request.get(name)!r}, not {value!r}: leave it out, or "
                 "start a new run without --resume."
             )
-    if before.get("state") != state_of(before["data"]):
+    if request.pop("data_stamp", None) != data_stamp(request["data"]):
         raise InputError(
-            f"{before['data']} has changed since the run in {place} was started: start a new one without --resume."
+            f"{request['data']} has changed since the run in {out} was started: start a new one without --resume."
         )
-    return {name: value for name, value in before.items() if name != "state"}
+    return request
 
 
-def state_of(data: str) -> list[int] | None:
-    """What tells a file from itself at another time: its size, and when it was written. None for data by name."""
+def data_stamp(data: str) -> list[int] | None:
+    """Size and modification time, to detect that the file changed since the run began; None for data by name."""
     path = Path(data)
     if not path.is_file():
         return None
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]

@@ -1,30 +1,26 @@
-"""`bayesrule predict` and `bayesrule datasets`: predictions from a run, and the tables at hand."""
+"""`bayesrule predict` and `bayesrule datasets`: predictions from a run, and the data sets that have names."""
 
 from __future__ import annotations
 
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from .errors import DEBUG as _DEBUG
-from .errors import tidy
-
-if TYPE_CHECKING:
-    pass
+from .errors import DEBUG, one_line_errors
 
 
-@tidy
+@one_line_errors
 def predict(
-    run: Annotated[Path, typer.Argument(help="A run's directory.", show_default=False)],
+    run: Annotated[Path, typer.Argument(help="The directory of a run.", show_default=False)],
     data: Annotated[
         str | None, typer.Argument(help="A file with the columns that the run was trained on.", show_default=False)
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A CSV file; else it is printed.")] = None,
-    steps: Annotated[int | None, typer.Option(help="How far ahead to forecast a sequence.  [default: 12]")] = None,
-    debug: Annotated[bool, _DEBUG] = False,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="A CSV file; without it CSV is printed.")] = None,
+    steps: Annotated[int | None, typer.Option(help="How many steps of a sequence to forecast.  [default: 12]")] = None,
+    debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Predict new rows with uncertainty, as CSV.
 
@@ -34,22 +30,27 @@ def predict(
 
       bayesrule predict run/ --steps 24
     """
-    from ..runs.predict import rows_of
+    from ..runs.predict import read_like_training
     from ..runs.store import load_run
     from ..tables.tables import InputError
 
     loaded = load_run(run)
-    rows = None if data is None else rows_of(loaded, data)
-    found = loaded.predict(rows, steps=steps)
+    rows = None if data is None else read_like_training(loaded, data)
+    predictions = loaded.predict(rows, steps=steps)
     for name, count in loaded.unseen(rows).items():
-        typer.echo(f"bayesrule: {count:,} values of {name!r} were not there in training, and count as none", err=True)
+        values = "1 value" if count == 1 else f"{count:,} values"
+        typer.echo(
+            f"warning: {values} of {name!r} did not occur in training; all indicator columns are 0 for "
+            f"{'it' if count == 1 else 'them'}",
+            err=True,
+        )
     if out is None:
-        _write_csv(found, sys.stdout)
+        _write_csv(predictions, sys.stdout)
         return
     temporary = out.with_name(f".{out.name}.{os.getpid()}")
     try:
         with temporary.open("w", encoding="utf-8", newline="") as file:
-            _write_csv(found, file)
+            _write_csv(predictions, file)
         temporary.replace(out)
     except FileNotFoundError:
         raise InputError(f"{out.parent} is not a directory: make it first.") from None
@@ -57,14 +58,14 @@ def predict(
         temporary.unlink(missing_ok=True)
 
 
-@tidy
+@one_line_errors
 def datasets() -> None:
-    """List the data that can be used by name."""
+    """List the data sets that can be used by name."""
     from ..tables.datasets import DATASETS
 
     width = max(map(len, DATASETS))
-    for one in DATASETS.values():
-        typer.echo(f"{one.name:<{width}}  {one.what} (target: {one.target})")
+    for entry in DATASETS.values():
+        typer.echo(f"{entry.name:<{width}}  {entry.description} (target: {entry.target})")
 
 
 def _write_csv(columns: dict[str, Any], file: Any) -> None:
@@ -72,9 +73,9 @@ def _write_csv(columns: dict[str, Any], file: Any) -> None:
 
     writer = csv.writer(file)
     writer.writerow(columns)
-    shown = [[_cell(value) for value in values] for values in columns.values()]
-    writer.writerows(zip(*shown, strict=True))
+    formatted = [[_format_cell(value) for value in values] for values in columns.values()]
+    writer.writerows(zip(*formatted, strict=True))
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""A live line of a fit: where it is, the bound, the held-out NLL, steps per second."""
+"""The progress bar of a fit: steps, the bound or the loss, the held-out NLL, and steps per second."""
 
 from __future__ import annotations
 
@@ -7,36 +7,42 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..runs.watch import Look
+from ..runs.watch import Progress
 
 
 @contextmanager
-def silent() -> Iterator[None]:
-    """Nothing to look at."""
+def no_bar() -> Iterator[None]:
+    """In place of `bar` where nothing is shown."""
     yield None
 
 
 @contextmanager
-def bar() -> Iterator[Callable[[Look], None]]:
-    """A function that shows where a fit is, in the terminal of standard error."""
+def bar() -> Iterator[Callable[[Progress], None]]:
+    """A function that shows the progress of a fit in the terminal of standard error."""
+    from rich import progress as rich_progress
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    columns = (TextColumn("fitting"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
-        task: Any = shown.add_task("", total=None)
-        seen: list[Any] = [None, 0, time.perf_counter()]
+    columns = (
+        rich_progress.TextColumn("fitting"),
+        rich_progress.BarColumn(),
+        rich_progress.MofNCompleteColumn(),
+        rich_progress.TextColumn("{task.description}"),
+    )
+    with rich_progress.Progress(*columns, console=Console(stderr=True), transient=True) as display:
+        task: Any = display.add_task("", total=None)
+        current_fit, fit_began = None, time.perf_counter()
 
-        def show(look: Look) -> None:
+        def show(progress: Progress) -> None:
+            nonlocal current_fit, fit_began
             now = time.perf_counter()
-            if look.fit != seen[0]:
-                seen[:] = [look.fit, 0, now]
-            rate = (look.step - seen[1]) / max(now - seen[2], 1e-3)
-            said = f"{'bound' if look.is_bound else 'loss'} {look.value:,.5g}"
-            if look.heldout is not None:
-                said += f", held-out NLL {look.heldout:.4f}"
-            if look.step > 1:
-                said += f", {rate:,.0f} steps/s"
-            shown.update(task, completed=look.step, total=look.steps, description=said)
+            if progress.fit != current_fit:
+                current_fit, fit_began = progress.fit, now
+            rate = progress.step / max(now - fit_began, 1e-3)
+            text = f"{'bound' if progress.is_bound else 'loss'} {progress.value:,.5g}"
+            if progress.heldout is not None:
+                text += f", held-out NLL {progress.heldout:.4f}"
+            if progress.step > 1:
+                text += f", {rate:,.0f} steps/s"
+            display.update(task, completed=progress.step, total=progress.steps, description=text)
 
         yield show

@@ -1,31 +1,33 @@
-"""scikit-learn estimators: `fit`, `predict` and `score` over the named models, and a posterior beside them.
+"""scikit-learn estimators over the named models: `fit`, `predict` and `score`, and a posterior.
 
-Names load when first used.
+Each name is imported when it is first used, because most programs need one estimator and not all of them.
 """
 
 from importlib import import_module
 from typing import Any
 
-# Where each estimator lives; the command line reads the names too.
+# The module of every estimator. The registry reads the names in this order: the first that does a task is its default.
 _MODULES = {
-    "linear": "RidgeRegression LogisticRegression PoissonRegression",
+    "ridge": "RidgeRegression",
+    "linear": "LogisticRegression PoissonRegression",
     "networks": "MLPClassifier MLPRegressor BinaryMLPClassifier",
     "gaussian_process": "GaussianProcessRegressor GaussianProcessClassifier",
+    "state_space": "LinearGaussianStateSpace",
+    "hmm": "GaussianHMM PoissonHMM CategoricalHMM",
     "mixture": "GaussianMixture",
     "topics": "LatentDirichletAllocation",
     "factor_analysis": "PPCA FactorAnalysis",
-    "hmm": "GaussianHMM PoissonHMM CategoricalHMM",
-    "state_space": "LinearGaussianStateSpace",
 }
-_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+EXPORTS = {name: module for module, names in _MODULES.items() for name in names.split()}
+"""The module of each public name."""
 
-__all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = sorted(EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME:
+    if name not in EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{EXPORTS[name]}"), name)
     globals()[name] = value
     return value
 

@@ -14,3 +14,5 @@ from .networks import MLPRegressor as MLPRegressor
 from .ridge import RidgeRegression as RidgeRegression
 from .state_space import LinearGaussianStateSpace as LinearGaussianStateSpace
 from .topics import LatentDirichletAllocation as LatentDirichletAllocation
+
+EXPORTS: dict[str, str]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar
 
 import jax
 import numpy as np
@@ -23,24 +24,51 @@ T = TypeVar("T")
 S = TypeVar("S", bound="Estimator")
 
 
-class Estimator(BaseEstimator):
-    """An estimator over the rule.
+@dataclass(frozen=True)
+class Explain:
+    """Which explanations of a fitted estimator a run can compute and a report can show.
 
-    Fitted attributes are numbers, strings, NumPy arrays, the library's own families (with NumPy leaves), or plain
-    containers of these: they pickle, and a saved run can hold them without code.
+    Args:
+        weights: "coefficients" if `posterior_` is a Gaussian over {"w"} or {"b", "w"}, shown feature by feature;
+            "layers" if it is over the weights of a network, shown layer by layer; None for neither.
+        influence: the likelihood of a linear model, "normal", "logistic" or "poisson": with it, the influence of every
+            training row follows from its site; None where rows have no sites.
     """
 
+    weights: Literal["coefficients", "layers"] | None = None
+    influence: Literal["normal", "logistic", "poisson"] | None = None
+
+
+class Estimator(BaseEstimator):
+    """The base of all estimators: scikit-learn's interface over fits by the Bayesian learning rule.
+
+    Fitted attributes must be numbers, strings, NumPy arrays, families of this library (with NumPy leaves), or plain
+    containers of these: then an estimator can be pickled, and a saved run can hold it without executable code.
+
+    A class describes itself to the registry (`registry.py`), and through it to the command line, the runs and the
+    report, by four attributes. One that only has scikit-learn's interface leaves them as they are.
+    """
+
+    model: ClassVar[str] = ""
+    """The name that `bayesrule fit --model` calls it by; classes for different tasks share one."""
+    tasks: ClassVar[tuple[str, ...]] = ()
+    """The tasks (`bayesrule.tables.tasks.TASKS`) that the command line uses this class for."""
+    title: ClassVar[str] = ""
+    """What a report calls it, with the article inside a sentence: "a Gaussian process"."""
+    explain: ClassVar[Explain] = Explain()
+    """Which explanations a report can show."""
+
     _watcher: Any = None
-    _bounded: ClassVar[bool] = True
-    """Whether the bound of its fits is one on the log evidence: not where q is colder than Bayes'."""
+    _bound_is_evidence: ClassVar[bool] = True
+    """Whether the bound of its fits bounds the log evidence. It does not at temperatures other than 1."""
 
     def _run(self, rule: Rule, objective: Any, start: Any, data: PyTree = None, **options: Any) -> Result:
-        """`fit`, or what stands in for it: the command line watches, saves and resumes the fits of an estimator."""
-        watched = fit if self._watcher is None else self._watcher.fit
-        return watched(rule, objective, start, data, **options)
+        """Call `bayesrule.fit`, or the watcher of a run, which shows, saves and resumes the fits of an estimator."""
+        run_fit = fit if self._watcher is None else self._watcher.fit
+        return run_fit(rule, objective, start, data, **options)
 
-    def _checked(self, X: Any) -> np.ndarray:
-        """New rows, as scikit-learn checks them."""
+    def _validate(self, X: Any) -> np.ndarray:
+        """New rows as a float64 array, validated by scikit-learn against the training rows."""
         check_is_fitted(self)
         return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
 

@@ -31,7 +31,7 @@ from .named_recipes import predicts
 class Trained(Estimator):
     """A network that is trained on batches: rows, steps, the state, and predictions."""
 
-    _bounded: ClassVar[bool] = False
+    _bound_is_evidence: ClassVar[bool] = False
     hidden_layer_sizes: Any
     max_iter: int
     batch_size: Any
@@ -87,7 +87,7 @@ class Trained(Estimator):
                 self._choose(network, start, data, options)
             else:
                 start = Result(state, "steps", {}, order, True, None)
-            objective, self.how_ = self._objective(network, self.t_, rule), predicts(rule)
+            objective, self.prediction_method_ = self._objective(network, self.t_, rule), predicts(rule)
             result = self._run(rule, objective, start, data, **options)
             if result.reason not in ("steps", "converged", "interrupted"):
                 warnings.warn(
@@ -104,7 +104,7 @@ class Trained(Estimator):
             self.state_ = kept(result.state)
             self.posterior_ = self.state_.q
 
-    def seen(self, q: Any) -> Self:
+    def with_posterior(self, q: Any) -> Self:
         """A copy that predicts from another posterior: how a fit that goes on would do now."""
         other = copy.copy(self)
         other.posterior_ = kept(q)
@@ -121,7 +121,7 @@ class Trained(Estimator):
         real = jax.tree.leaves(self.posterior_)[0].dtype
         with jax.enable_x64(bool(real == np.float64)):
             x = pad(((X - self.x_mean_) / self.x_scale_).astype(real), _rows(len(X)))
-            key, how = jax.random.fold_in(key_of(self.random_state), 1), self.how_
+            key, how = jax.random.fold_in(key_of(self.random_state), 1), self.prediction_method_
             options: dict[str, Any] = {"link": link, "variance": variance and how != "mean"}
             options |= {"points": Sign()} if how == "signs" else {"method": how, "samples": self.samples}
             found = predict(self.posterior_, self._network().apply, x, key=key, **options)
@@ -139,10 +139,10 @@ class Trained(Estimator):
         with jax.enable_x64(bool(real == np.float64)):
             x = pad(((X - self.x_mean_) / self.x_scale_).astype(real), _rows(len(X)))
             apply = self._network().apply
-            if self.how_ == "samples":
+            if self.prediction_method_ == "samples":
                 found = _each(self.posterior_, x, jax.random.split(first, n_samples), apply)
-            elif self.how_ in ("mean", "signs"):
-                how: dict[str, Any] = {"method": "mean"} if self.how_ == "mean" else {"points": Sign()}
+            elif self.prediction_method_ in ("mean", "signs"):
+                how: dict[str, Any] = {"method": "mean"} if self.prediction_method_ == "mean" else {"points": Sign()}
                 found = np.stack(n_samples * [predict(self.posterior_, apply, x, **how)])
             else:
                 mean, spread = predict(self.posterior_, apply, x, method="linearized", variance=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -41,6 +42,14 @@ class SequenceModel(Iterated):
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
         return tags
+
+    @abstractmethod
+    def smooth_observations(self, Y: Any) -> tuple[Any, Any]:
+        """The mean and standard deviation of a new observation at every step, given all steps of Y.
+
+        Returns:
+            Two arrays (T, D), or two lists of them if Y has several series. A report draws them beside the data.
+        """
 
     def _series(self, Y: Any, *, reset: bool = False, ahead: int = 0) -> Series:
         """The series as steps, with room for at least `ahead` more."""

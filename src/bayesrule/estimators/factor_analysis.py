@@ -173,6 +173,7 @@ class FactorAnalysis(_Factors):
     [[0.5, 1.0, -0.5]]
     """
 
+    title = "factor analysis"
     _noise = "each"
 
 
@@ -192,6 +193,7 @@ class PPCA(_Factors):
     (0.2, [[3.0, 4.0, 0.0]])
     """
 
+    title = "probabilistic PCA"
     _noise = "one"
 
 

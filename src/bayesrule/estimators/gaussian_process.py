@@ -125,6 +125,9 @@ class GaussianProcessRegressor(RegressorMixin, _Process):
     (1.0, True)
     """
 
+    model = "gp"
+    tasks = ("regression",)
+    title = "a Gaussian process"
     dense_rows = 1500
 
     def __init__(
@@ -186,7 +189,7 @@ class GaussianProcessRegressor(RegressorMixin, _Process):
         """
         if return_std and return_cov:
             raise ValueError("Ask for return_std or for return_cov: the standard deviations are in the covariance.")
-        mean, spread = self._latent(self._checked(X), self.kernel_, self.posterior_, full=return_cov)
+        mean, spread = self._latent(self._validate(X), self.kernel_, self.posterior_, full=return_cov)
         mean, spread = self.y_mean_ + self.y_scale_ * mean, self.y_scale_**2 * spread
         if return_cov:
             return mean, spread + self.noise_ * np.eye(len(mean))
@@ -227,6 +230,9 @@ class GaussianProcessClassifier(ClassifierMixin, _Process):
     ['in', 'out']
     """
 
+    model = "gp"
+    tasks = ("binary", "classes")
+    title = "a Gaussian process"
     dense_rows = 500
 
     def __init__(
@@ -291,7 +297,7 @@ class GaussianProcessClassifier(ClassifierMixin, _Process):
     @double
     def predict_proba(self, X: Any) -> np.ndarray:
         """Every class's probability, averaged over f by quadrature."""
-        X = self._checked(X)
+        X = self._validate(X)
         several = len(self.classes_) > 2
         pairs = zip(self.kernel_, self.posterior_, strict=True) if several else [(self.kernel_, self.posterior_)]
         nodes, shares = (np.asarray(array) for array in grid(64, 1))

@@ -100,6 +100,18 @@ class _HMM(SequenceModel):
         series, hidden = self._hidden(Y)
         return series.cut(hmm.smooth(*hidden))
 
+    @abstractmethod
+    def _emission_moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """The mean and the variance of an observation in each state, at the estimates: (K, D) each."""
+
+    @double
+    def smooth_observations(self, Y: Any) -> tuple[Any, Any]:
+        means, variances = self._emission_moments()
+        series, hidden = self._hidden(Y)
+        chances = np.asarray(hmm.smooth(*hidden))
+        mean = series.cut(chances @ means)
+        return mean, series.cut(np.sqrt(chances @ (variances + means**2) - (chances @ means) ** 2))
+
     @double
     def decode(self, Y: Any) -> Any:
         """The most probable path of states (Viterbi's): (T,), or a list of these."""
@@ -167,6 +179,10 @@ class GaussianHMM(_HMM):
     (1, [[0.0], [0.0]])
     """
 
+    model = "hmm"
+    tasks = ("sequence",)
+    title = "a hidden Markov model"
+
     def __init__(
         self,
         n_components: int = 2,
@@ -207,6 +223,10 @@ class GaussianHMM(_HMM):
         full = self.precisions_.ndim == 3
         self.covariances_ = np.linalg.inv(self.precisions_) if full else 1 / self.precisions_
 
+    def _emission_moments(self) -> tuple[np.ndarray, np.ndarray]:
+        full = self.covariances_.ndim == 3
+        return self.means_, np.diagonal(self.covariances_, axis1=1, axis2=2) if full else self.covariances_
+
 
 class PoissonHMM(_HMM):
     r"""A hidden Markov model of counts: $z_{t+1} ∼ A_{z_t}$ and $y_{td} \mid z_t = k ∼ \mathrm{Poisson}(r_{kd})$.
@@ -222,6 +242,8 @@ class PoissonHMM(_HMM):
     [1.0, 9.0]
     """
 
+    title = "a hidden Markov model of counts"
+
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.positive_only = True
@@ -234,6 +256,9 @@ class PoissonHMM(_HMM):
 
     def _estimates(self) -> None:
         self.rates_ = np.asarray(self.posterior_["states"].mean)
+
+    def _emission_moments(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.rates_, self.rates_
 
 
 class CategoricalHMM(_HMM):
@@ -251,6 +276,7 @@ class CategoricalHMM(_HMM):
     [[0.6, 0.3, 0.1]]
     """
 
+    title = "a hidden Markov model of categories"
     _scalar: ClassVar[bool] = True
 
     def __init__(
@@ -291,3 +317,7 @@ class CategoricalHMM(_HMM):
 
     def _estimates(self) -> None:
         self.emissionprob_ = np.asarray(self.posterior_["states"].mean)
+
+    def _emission_moments(self) -> tuple[np.ndarray, np.ndarray]:
+        """Of the indicators of the categories."""
+        return self.emissionprob_, self.emissionprob_ * (1 - self.emissionprob_)

@@ -22,7 +22,7 @@ from ..objectives.objective import Objective
 from ..objectives.regularizers import as_regularizer
 from ..recipes import laplace
 from ..rule.rule import Rule
-from .base import Estimator, double, kept, key_of
+from .base import Estimator, Explain, double, kept, key_of
 from .named_recipes import NARROW, linear_rule
 from .preprocessing import codes, weights
 from .ridge import RidgeRegression
@@ -161,7 +161,7 @@ class _Linear(Estimator):
         self.coef_ = np.asarray(self.posterior_.mean["w"]).T
         self.intercept_ = np.asarray(self.posterior_.mean.get("b", np.zeros(self.coef_.shape[:-1])))
 
-    def seen(self, q: Any) -> Self:
+    def with_posterior(self, q: Any) -> Self:
         """A copy that predicts from another posterior: how a fit that goes on would do now."""
         other = copy.copy(self)
         other.posterior_ = kept(regression.narrowed(q, self.n_features_in_))
@@ -222,6 +222,11 @@ class LogisticRegression(ClassifierMixin, _Linear):
     (array([[0.  , 0.43, 0.57]]), 0.075)
     """
 
+    model = "linear"
+    tasks = ("binary", "classes")
+    title = "Bayesian logistic regression"
+    explain = Explain("coefficients", influence="logistic")
+
     def __init__(
         self,
         *,
@@ -275,7 +280,7 @@ class LogisticRegression(ClassifierMixin, _Linear):
     @double
     def predict_proba(self, X: Any) -> np.ndarray:
         """Every class's probability, averaged over the posterior."""
-        mean, _ = self._predictive(self._checked(X))
+        mean, _ = self._predictive(self._validate(X))
         return np.column_stack([1 - mean, mean]) if mean.ndim == 1 else mean
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
@@ -291,7 +296,7 @@ class LogisticRegression(ClassifierMixin, _Linear):
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draws of the classes, (n_samples, rows); within a draw all rows have the same weights."""
         first, second = jax.random.split(key_of(random_state))
-        X = self._checked(X)
+        X = self._validate(X)
         f = regression.drawn(self.posterior_, X, n_samples, first)
         scores = jnp.stack([jnp.zeros(f.shape), f], axis=-1) if self._kind == "logistic" else regression.classes(f)
         return self.classes_[np.asarray(jax.random.categorical(second, scores))]
@@ -309,6 +314,10 @@ class PoissonRegression(RegressorMixin, _Linear):
     (array([ 3.6, 24.5]), array([ 2.2, 15.1]))
     """
 
+    model = "linear"
+    tasks = ("counts",)
+    title = "Bayesian Poisson regression"
+    explain = Explain("coefficients", influence="poisson")
     _kind = "poisson"
 
     @double
@@ -343,20 +352,20 @@ class PoissonRegression(RegressorMixin, _Linear):
     @double
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The expected count, and with `return_std` the standard deviation of a count."""
-        mean, variance = self._predictive(self._checked(X))
+        mean, variance = self._predictive(self._validate(X))
         return (mean, np.sqrt(variance)) if return_std else mean
 
     @double
     def log_predictive(self, X: Any, y: Any) -> np.ndarray:
         """log p(y | x) of every row, averaged over the posterior."""
-        X = self._checked(X)
+        X = self._validate(X)
         return np.asarray(regression.log_predictive(self.posterior_, X, np.asarray(y, float), "poisson"))
 
     @double
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draws of the counts, (n_samples, rows); within a draw all rows have the same weights."""
         first, second = jax.random.split(key_of(random_state))
-        X = self._checked(X)
+        X = self._validate(X)
         f = regression.drawn(self.posterior_, X, n_samples, first)
         return np.asarray(jax.random.poisson(second, jnp.exp(f)))
 

@@ -62,6 +62,7 @@ class GaussianMixture(DensityMixin, Iterated):
     ([0.0, 5.0], 1.0)
     """
 
+    title = "a mixture of Gaussians"
     _evident: ClassVar[bool] = True
 
     def __init__(

@@ -20,7 +20,7 @@ from ..objectives.regularizers import Isotropic
 from ..rule.rule import Rule
 from ..steps.schedule import at
 from . import named_recipes as schedules
-from .base import chosen
+from .base import Explain, chosen
 from .base_network import Trained
 from .preprocessing import codes, standard, weights
 
@@ -152,6 +152,11 @@ class MLPClassifier(_Classifier, _Perceptron):
     [True, False]
     """
 
+    model = "mlp"
+    tasks = ("binary", "classes")
+    title = "a Bayesian neural network"
+    explain = Explain("layers")
+
     def __init__(
         self,
         hidden_layer_sizes: Any = (50,),
@@ -203,6 +208,11 @@ class MLPRegressor(RegressorMixin, _Perceptron):
     ((1,), True)
     """
 
+    model = "mlp"
+    tasks = ("regression",)
+    title = "a Bayesian neural network"
+    explain = Explain("layers")
+
     def __init__(
         self,
         hidden_layer_sizes: Any = (50,),
@@ -253,8 +263,8 @@ class MLPRegressor(RegressorMixin, _Perceptron):
         self._keep_noise()
         return self
 
-    def seen(self, q: Any) -> Self:
-        other = super().seen(q)
+    def with_posterior(self, q: Any) -> Self:
+        other = super().with_posterior(q)
         other._keep_noise()
         return other
 
@@ -324,6 +334,10 @@ class BinaryMLPClassifier(_Classifier):
     >>> sorted(np.unique(np.sign(network.posterior_.natural()["layer0"]["w"])).tolist())
     [-1.0, 1.0]
     """
+
+    model = "binary-mlp"
+    tasks = ("binary", "classes")
+    title = "a neural network with binary weights"
 
     def __init__(
         self,

@@ -1,60 +1,82 @@
-"""Which estimator a task and a model's name stand for."""
+"""The registry of estimators: which class does which task, what it is called, and how it is built.
+
+Nothing is listed here. Every estimator class describes itself by the attributes `model`, `tasks`, `title` and
+`explain` (see `Estimator`), and the registry reads them off the classes that `bayesrule.estimators` exports. The
+command line, the runs and the report all ask the registry, so that a new estimator is added in one place: a class with
+these attributes, and its name in `bayesrule/estimators/__init__.py`.
+"""
 
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import Any
 
 from .. import estimators
 from ..tables.tables import InputError
+from .base import Estimator
 
-MODELS: dict[str, dict[str, str]] = {
-    "linear": {
-        "regression": "RidgeRegression",
-        "binary": "LogisticRegression",
-        "classes": "LogisticRegression",
-        "counts": "PoissonRegression",
-    },
-    "mlp": {"regression": "MLPRegressor", "binary": "MLPClassifier", "classes": "MLPClassifier"},
-    "binary-mlp": {"binary": "BinaryMLPClassifier", "classes": "BinaryMLPClassifier"},
-    "gp": {
-        "regression": "GaussianProcessRegressor",
-        "binary": "GaussianProcessClassifier",
-        "classes": "GaussianProcessClassifier",
-    },
-    "state-space": {"sequence": "LinearGaussianStateSpace"},
-    "hmm": {"sequence": "GaussianHMM"},
-}
+
+def estimator_class(name: str) -> type[Estimator] | None:
+    """The exported estimator class of this name, or None if there is none."""
+    return getattr(estimators, name) if name in estimators.EXPORTS else None
+
+
+@cache
+def models() -> dict[str, dict[str, type[Estimator]]]:
+    """For every name that `--model` accepts, the class that does each of its tasks.
+
+    The order is that of `bayesrule.estimators.EXPORTS`; the first model that does a task is its default.
+    """
+    found: dict[str, dict[str, type[Estimator]]] = {}
+    for name in estimators.EXPORTS:
+        kind: type[Estimator] = getattr(estimators, name)
+        for task in kind.tasks:
+            found.setdefault(kind.model, {})[task] = kind
+    return found
 
 
 def default_model(task: str) -> str:
-    """The model that a task gets if none is asked for."""
-    return "state-space" if task == "sequence" else "linear"
+    """The model that is fitted for a task if none is named: the first one that does it."""
+    return next(model for model, by_task in models().items() if task in by_task)
 
 
 def estimator_name(task: str, model: str) -> str:
-    """The class, or an error that says which models there are."""
-    if model not in MODELS:
-        raise InputError(f"There is no model {model!r}: there are {', '.join(MODELS)}.")
-    if task not in MODELS[model]:
-        fitting = [name for name, tasks in MODELS.items() if task in tasks]
-        raise InputError(f"The model {model!r} does not do {task}: {', '.join(fitting)} would.")
-    return MODELS[model][task]
+    """The name of the class that fits `model` for `task`; otherwise an error that lists the models there are."""
+    if model not in models():
+        raise InputError(f"There is no model {model!r}: the models are {', '.join(models())}.")
+    if task not in models()[model]:
+        able = [name for name, by_task in models().items() if task in by_task]
+        raise InputError(f"The model {model!r} cannot do {task}: use --model {' or '.join(able)}.")
+    return models()[model][task].__name__
+
+
+def title(name: str) -> str:
+    """What a report calls the estimator with this class name; the name itself if it is not one of ours."""
+    kind = estimator_class(name)
+    return name if kind is None or not kind.title else kind.title
 
 
 def build(name: str, recipe: str | None, params: dict[str, Any], seed: int) -> Any:
-    """The estimator with its settings; a wrong one is an error that lists the right ones."""
-    kind = getattr(estimators, name)
-    known = [one for one in inspect.signature(kind).parameters if one != "self"]
-    wrong = [one for one in params if one not in known]
-    if wrong:
-        raise InputError(f"{name} has no setting {wrong[0]!r}: it has {', '.join(known)}.")
+    """Make an estimator from the settings of a run.
+
+    Args:
+        name: the class's name.
+        recipe: the algorithm, passed as `recipe=` or `method=`, whichever the class has; None for its default.
+        params: keyword arguments of the class.
+        seed: `random_state`, unless `params` has one.
+    """
+    kind: Any = getattr(estimators, name)
+    known = [parameter for parameter in inspect.signature(kind).parameters if parameter != "self"]
+    unknown = [parameter for parameter in params if parameter not in known]
+    if unknown:
+        raise InputError(f"{name} has no parameter {unknown[0]!r}: it has {', '.join(known)}.")
     settings = dict(params)
     if recipe is not None:
-        slot = next((one for one in ("recipe", "method") if one in known), None)
-        if slot is None:
-            raise InputError(f"{name} has one algorithm only: leave --recipe out.")
-        settings[slot] = recipe
+        algorithm = next((parameter for parameter in ("recipe", "method") if parameter in known), None)
+        if algorithm is None:
+            raise InputError(f"{name} has only one algorithm: leave --recipe out.")
+        settings[algorithm] = recipe
     if "random_state" in known:
         settings.setdefault("random_state", seed)
     return kind(**settings)

@@ -19,7 +19,7 @@ from ..objectives.batches import Weighted
 from ..objectives.regularizers import as_regularizer
 from ..recipes import newton
 from ..rule.rule import Rule
-from .base import Estimator, double, kept, key_of
+from .base import Estimator, Explain, double, kept, key_of
 from .named_recipes import linear_rule
 from .preprocessing import weights
 
@@ -42,6 +42,10 @@ class RidgeRegression(RegressorMixin, Estimator):
     (array([1.5 , 5.69]), array([0.23, 0.46]), -2.56)
     """
 
+    model = "linear"
+    tasks = ("regression",)
+    title = "Bayesian linear regression"
+    explain = Explain("coefficients", influence="normal")
     posterior_: Any
     n_features_in_: int
 
@@ -150,7 +154,7 @@ class RidgeRegression(RegressorMixin, Estimator):
     @double
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The expected y, and with `return_std` the standard deviation of a new one, its noise included."""
-        X = self._checked(X)
+        X = self._validate(X)
         mean, variance = regression.in_blocks(regression.outputs, self.posterior_, X - self.x_mean_)
         mean = mean + self.y_mean_
         return (mean, np.sqrt(variance + self.noise_)) if return_std else mean
@@ -159,7 +163,7 @@ class RidgeRegression(RegressorMixin, Estimator):
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draws of y, (n_samples, rows); within a draw all rows have the same weights."""
         first, second = jax.random.split(key_of(random_state))
-        X = self._checked(X)
+        X = self._validate(X)
         f = self.y_mean_ + regression.drawn(self.posterior_, X - self.x_mean_, n_samples, first)
         return np.asarray(f + math.sqrt(self.noise_) * jax.random.normal(second, f.shape))
 

@@ -52,6 +52,10 @@ class LinearGaussianStateSpace(SequenceModel):
     (True, (3, 1))
     """
 
+    model = "state-space"
+    tasks = ("sequence",)
+    title = "a linear-Gaussian state space"
+
     _methods: ClassVar[Mapping[str, Callable[..., Rule]]] = MappingProxyType({"em": em, "vmp": vmp})
     _advice: ClassVar[str] = "take fewer states, or method='vmp', whose priors keep every noise above 0"
 
@@ -125,6 +129,17 @@ class LinearGaussianStateSpace(SequenceModel):
         return (mean, series.cut([one.covariance for one in found])) if covariances else mean
 
     @double
+    def smooth_observations(self, Y: Any) -> tuple[Any, Any]:
+        series, smoothed = self._each(Y, kalman.smooth)
+        mean = series.each(lambda n, length: self.mean_ + np.asarray(smoothed[n].mean)[:length] @ self.loadings_.T)
+        return mean, series.each(lambda n, length: self._observation_std(np.asarray(smoothed[n].covariance)[:length]))
+
+    def _observation_std(self, state_covariance: np.ndarray) -> np.ndarray:
+        """The standard deviation of each observation, (T, D), from the covariances of its state, (T, K, K)."""
+        variance = np.einsum("md,tde,me->tm", self.loadings_, state_covariance, self.loadings_)
+        return np.sqrt(variance + self.noise_variance_)
+
+    @double
     def predict(self, Y: Any, steps: int = 1, *, return_std: bool = False) -> Any:
         """The mean of the next steps, (steps, D), or a list of these; with `return_std` their deviations too."""
         series, found = self._each(Y, kalman.filter, horizon(steps))
@@ -132,9 +147,4 @@ class LinearGaussianStateSpace(SequenceModel):
         mean = series.each(lambda n, length: self.mean_ + ahead(found[n].mean, length) @ self.loadings_.T)
         if not return_std:
             return mean
-
-        def deviation(n: int, length: int) -> np.ndarray:
-            spread = ahead(found[n].covariance, length)
-            return np.sqrt(np.einsum("md,tde,me->tm", self.loadings_, spread, self.loadings_) + self.noise_variance_)
-
-        return mean, series.each(deviation)
+        return mean, series.each(lambda n, length: self._observation_std(ahead(found[n].covariance, length)))

@@ -52,6 +52,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     True
     """
 
+    title = "latent Dirichlet allocation"
     n_features_in_: int
 
     def __init__(

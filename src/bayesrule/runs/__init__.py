@@ -1,4 +1,4 @@
-"""Runs: a table in, an estimator with its preprocessing, its metrics and its story out, kept in a directory."""
+"""Runs: the fit of a table as a directory, with the estimator, its preprocessing, its metrics and its report."""
 
 from .run import Run
 from .store import load

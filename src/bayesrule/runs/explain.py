@@ -1,4 +1,7 @@
-"""What a fitted estimator can say of itself: its algorithm, its weights, and the rows that moved it most."""
+"""Explanations of a fitted estimator: its algorithm, its weights, and how much each training row moved it.
+
+Which of them an estimator offers is declared by its class, in `Estimator.explain`.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +18,37 @@ from . import influence
 from .run import Run
 from .watch import Watcher
 
-_ROWS = 20_000  # whose influence is looked at, at the most
-_WEIGHTS = 4_000  # of a layer, likewise
-_KINDS = {"RidgeRegression": "normal", "LogisticRegression": "logistic", "PoissonRegression": "poisson"}
+_MOST_ROWS = 20_000  # Beyond these, the influence is computed for a random subset of the rows.
+_MOST_WEIGHTS = 4_000  # Beyond these, a layer is described by a random subset of its weights.
 
 
-def explained(run: Run, watcher: Watcher, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> None:
-    """Fill in the run's derivation, facts, weights and influence, as far as the estimator has them."""
+def explain(run: Run, watcher: Watcher, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> None:
+    """Fill in `derivation`, `facts`, `weights` and `influence` of a run, as far as its estimator offers them.
+
+    Args:
+        run: the run, with its fitted estimator.
+        watcher: what watched its fits.
+        x: the encoded training rows.
+        y: their targets.
+        rows: their places in the table.
+    """
     estimator = run.estimator
-    facts(run, watcher)
-    if hasattr(estimator, "coef_") and isinstance(estimator.posterior_, Gaussian | DiagonalGaussian):
-        run.weights = _coefficients(estimator, run.summary["features"], run.classes)
-    elif hasattr(estimator.posterior_, "mean") and isinstance(getattr(estimator.posterior_, "mean", None), dict):
-        run.weights = _layers(estimator.posterior_)
-    kind = _KINDS.get(type(estimator).__name__)
-    if kind is not None and isinstance(estimator.posterior_, Gaussian) and estimator.coef_.ndim == 1:
-        run.influence = _influence(estimator, kind, x, y, rows)
+    record_facts(run, watcher)
+    posterior = estimator.posterior_
+    if estimator.explain.weights == "coefficients" and isinstance(posterior, Gaussian | DiagonalGaussian):
+        run.weights = _coefficients(posterior, run.summary["features"], run.classes)
+    elif estimator.explain.weights == "layers":
+        run.weights = _layers(posterior)
+    # Rows have sites in a full Gaussian over one output; another recipe's q, or several classes, have none.
+    if estimator.explain.influence is not None and isinstance(posterior, Gaussian) and estimator.coef_.ndim == 1:
+        run.influence = _influence(estimator, estimator.explain.influence, x, y, rows)
 
 
-def facts(run: Run, watcher: Watcher) -> None:
-    """The algorithm as it prints itself, and the numbers of the fit."""
-    estimator = run.estimator
+def record_facts(run: Run, watcher: Watcher) -> None:
+    """Fill in `derivation`, the printed algorithm, and `facts`, the numbers of the fit."""
     run.derivation = str(watcher.rules[-1]) if watcher.rules else ""
     for name in ("bound_", "log_evidence_", "prior_precision_", "noise_"):
-        value = getattr(estimator, name, None)
+        value = getattr(run.estimator, name, None)
         if isinstance(value, float | int | np.floating):
             run.facts[name.rstrip("_")] = float(value)
     run.facts["steps"] = int(sum(len(trace["objective"]) for trace in watcher.traces))
@@ -46,17 +56,16 @@ def facts(run: Run, watcher: Watcher) -> None:
         run.facts["reason"] = watcher.reasons[-1]
 
 
-def _coefficients(estimator: Any, features: list[str], classes: list[str]) -> dict[str, Any]:
-    mean, spread = (
-        jax.tree.map(np.asarray, part) for part in (estimator.posterior_.mean, _variance(estimator.posterior_))
-    )
-    names, w = list(features), np.asarray(mean["w"])
-    if w.ndim == 1:
-        return {"name": names, "mean": w, "std": np.sqrt(spread["w"])}
-    columns = regression.contrasts(w.shape[1] + 1)
-    mean, variance = w @ columns.T, _class_variances(estimator.posterior_, columns)
-    every = [f"{name} → {label}" for name in names for label in classes]
-    return {"name": every, "mean": mean.ravel(), "std": np.sqrt(variance).ravel()}
+def _coefficients(q: Gaussian | DiagonalGaussian, features: list[str], classes: list[str]) -> dict[str, Any]:
+    """The mean and standard deviation of every feature's weight, for several classes one for each of them."""
+    mean: Any = jax.tree.map(np.asarray, q.mean)
+    weights = np.asarray(mean["w"])
+    if weights.ndim == 1:
+        return {"name": list(features), "mean": weights, "std": np.sqrt(np.asarray(_variance(q)["w"]))}
+    contrasts = regression.contrasts(weights.shape[1] + 1)
+    names = [f"{feature} → {label}" for feature in features for label in classes]
+    std = np.sqrt(_class_variances(q, contrasts))
+    return {"name": names, "mean": (weights @ contrasts.T).ravel(), "std": std.ravel()}
 
 
 def _variance(q: Any) -> Any:
@@ -64,46 +73,56 @@ def _variance(q: Any) -> Any:
         return q.variance()
 
 
-def _class_variances(q: Any, columns: np.ndarray) -> np.ndarray:
-    """The variance of every feature's weight for every class, whose scores are contrasts of fewer numbers."""
+def _class_variances(q: Any, contrasts: np.ndarray) -> np.ndarray:
+    """Var of every feature's weight for every class, (features, classes).
+
+    The class scores are contrasts of K − 1 outputs, w_c = Σ_k C_ck w_k, so Var w_c = Σ_kl C_ck C_cl Cov(w_k, w_l).
+    """
     features, outputs = q.mean["w"].shape
     if isinstance(q, DiagonalGaussian):
-        return (1 / np.asarray(q.precision["w"])) @ (columns**2).T
+        return (1 / np.asarray(q.precision["w"])) @ (contrasts**2).T
     with jax.enable_x64(True):
         covariance = np.asarray(q.covariance())
-    first = len(covariance) - features * outputs
-    blocks = covariance[first:, first:].reshape(features, outputs, features, outputs)
-    own = np.einsum("ikil->ikl", blocks)
-    return np.einsum("ck,ikl,cl->ic", columns, own, columns)
+    first = len(covariance) - features * outputs  # Intercepts come before the weights.
+    by_feature = covariance[first:, first:].reshape(features, outputs, features, outputs)
+    output_covariances = np.einsum("ikil->ikl", by_feature)
+    return np.einsum("ck,ikl,cl->ic", contrasts, output_covariances, contrasts)
 
 
 def _layers(q: Any) -> dict[str, Any]:
-    """A sample of every layer's weights: their means and deviations."""
-    spread = _variance(q) if hasattr(q, "variance") else None
-    found: dict[str, list[Any]] = {"layer": [], "mean": [], "std": []}
-    rng = np.random.default_rng(0)
-    for place, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(q.mean)):
-        values = np.asarray(leaf).ravel()
-        if np.ndim(leaf) < 2 or spread is None:
-            continue
-        deviations = np.sqrt(np.asarray(jax.tree.leaves(spread)[place]).ravel())
-        some = rng.permutation(len(values))[:_WEIGHTS]
-        found["layer"] += [jax.tree_util.keystr(path).strip("[]'").replace("']['", ".")] * len(some)
-        found["mean"].append(values[some])
-        found["std"].append(deviations[some])
-    if not found["mean"]:
+    """The means and standard deviations of the weights of every layer, or of a random subset of them."""
+    if not hasattr(q, "variance") or not isinstance(getattr(q, "mean", None), dict):
         return {}
-    return {"layer": found["layer"], "mean": np.concatenate(found["mean"]), "std": np.concatenate(found["std"])}
+    variances = jax.tree.leaves(_variance(q))
+    layers: list[str] = []
+    means, deviations = [], []
+    rng = np.random.default_rng(0)
+    for index, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(q.mean)):
+        if np.ndim(leaf) < 2:
+            continue
+        values = np.asarray(leaf).ravel()
+        subset = rng.permutation(len(values))[:_MOST_WEIGHTS]
+        layers += [jax.tree_util.keystr(path).strip("[]'").replace("']['", ".")] * len(subset)
+        means.append(values[subset])
+        deviations.append(np.sqrt(np.asarray(variances[index]).ravel())[subset])
+    if not means:
+        return {}
+    return {"layer": layers, "mean": np.concatenate(means), "std": np.concatenate(deviations)}
 
 
-def _influence(estimator: Any, kind: str, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> dict[str, np.ndarray]:
-    some = np.arange(len(x))
-    if len(x) > _ROWS:
-        some = np.sort(np.random.default_rng(0).permutation(len(x))[:_ROWS])
+def _influence(estimator: Any, likelihood: Any, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> dict[str, Any]:
+    """Each training row's influence on the posterior, and its predictive density when it is left out."""
+    subset = np.arange(len(x))
+    if len(x) > _MOST_ROWS:
+        subset = np.sort(np.random.default_rng(0).permutation(len(x))[:_MOST_ROWS])
     with jax.enable_x64(True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # rows that hold the posterior up alone come out as NaN, and last
+        # A row without which the posterior is improper comes out as NaN, with a warning, and is sorted last.
+        warnings.simplefilter("ignore")
         noise = getattr(estimator, "noise_", None)
         x_mean, y_mean = getattr(estimator, "x_mean_", 0.0), getattr(estimator, "y_mean_", 0.0)
-        found = influence.left_out(kind, estimator.posterior_, x[some] - x_mean, y[some] - float(y_mean), noise)
-    mean = estimator.predict_proba(x[some])[:, 1] if kind == "logistic" else estimator.predict(x[some])
-    return {"row": rows[some], "influence": found[0], "log_density": found[1], "y": y[some], "mean": mean}
+        nats, log_density = influence.leave_rows_out(
+            likelihood, estimator.posterior_, x[subset] - x_mean, y[subset] - float(y_mean), noise
+        )
+    logistic = likelihood == "logistic"
+    mean = estimator.predict_proba(x[subset])[:, 1] if logistic else estimator.predict(x[subset])
+    return {"row": rows[subset], "influence": nats, "log_density": log_density, "y": y[subset], "mean": mean}

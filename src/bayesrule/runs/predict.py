@@ -1,4 +1,4 @@
-"""Predictions of a run for new rows, as columns: a best guess, and how sure it is."""
+"""Predictions of a run for new rows, or for the next steps of a sequence, as columns."""
 
 from __future__ import annotations
 
@@ -11,36 +11,34 @@ import numpy as np
 from .. import metrics
 from ..tables.reading import read
 from ..tables.tables import DATES, Column, InputError, Table
-from ..tables.time_order import following, in_order
-from . import score as judging
+from ..tables.time_order import next_times, order_by_time
+from . import score
 
 if TYPE_CHECKING:
     from .run import Run
 
+_DEFAULT_STEPS = 12
 
-def predicted(run: Run, data: Any = None, *, steps: int | None = None) -> dict[str, np.ndarray]:
-    """Columns of predictions: for the rows of a file, a table, a DataFrame or a dict of columns; or the next steps.
 
-    Numbers have "prediction", "std" and a 90 % interval, "low" and "high"; classes have "prediction", its
-    "probability", and a column for each class's.
-    """
-    table = None if data is None else rows_of(run, data)
+def predict(run: Run, data: Any = None, *, steps: int | None = None) -> dict[str, np.ndarray]:
+    """Predict with a run; see `Run.predict`."""
+    table = None if data is None else read_like_training(run, data)
     if run.config["task"] == "sequence":
-        return _forecast(run, table, 12 if steps is None else steps)
+        return _forecast(run, table, _DEFAULT_STEPS if steps is None else steps)
     if steps is not None:
-        raise InputError("--steps is for sequences: this run predicts rows, so give a file of them.")
+        raise InputError("--steps is for sequences, and this run predicts rows: give a file of rows instead.")
     if table is None:
-        raise InputError("Say which rows to predict: give a file with the columns that the run was trained on.")
-    prepared: Any = run.encoding
-    x = prepared.matrix(table)
+        raise InputError("There are no rows to predict: give a file with the columns that the run was trained on.")
+    assert run.encoding is not None  # Only runs of sequences have no preprocessing.
+    x = run.encoding.matrix(table)
     if run.classes:
         probabilities = run.estimator.predict_proba(x)
         best = np.argmax(probabilities, axis=1)
-        every = {f"p({label})": probabilities[:, place] for place, label in enumerate(run.classes)}
-        names = np.array(run.classes)
-        return {"prediction": names[best], "probability": probabilities[np.arange(len(best)), best], **every}
-    found = judging.numbers(run.estimator, x, run.config["task"])
-    return {"prediction": found.pop("mean"), **found}
+        by_class = {f"p({label})": probabilities[:, index] for index, label in enumerate(run.classes)}
+        labels = np.array(run.classes)
+        return {"prediction": labels[best], "probability": probabilities[np.arange(len(best)), best], **by_class}
+    predictions = score.predict_numbers(run.estimator, x, run.config["task"])
+    return {"prediction": predictions.pop("mean"), **predictions}
 
 
 def _forecast(run: Run, table: Table | None, steps: int) -> dict[str, np.ndarray]:
@@ -48,33 +46,34 @@ def _forecast(run: Run, table: Table | None, steps: int) -> dict[str, np.ndarray
     if table is None:
         y, times = (np.concatenate([run.history[name], run.test[name]]) for name in ("y", "time"))
     else:
-        order, times = in_order(table, run.config.get("time"))
+        order, times = order_by_time(table, run.config.get("time"))
         target = table.column(run.config["target"])
         if target.numbers is None:
-            raise InputError(f"Column {target.name!r} was numbers in training, and is text here.")
+            raise InputError(
+                f"Column {target.name!r} has text in this file, and had numbers in training: give a file with numbers."
+            )
         y = target.numbers[order]
     mean, std = (part[:, 0] for part in run.estimator.predict(y, steps=steps, return_std=True))
     low, high = metrics.interval(mean, std)
-    return {"time": following(times, steps), "prediction": mean, "std": std, "low": low, "high": high}
+    return {"time": next_times(times, steps), "prediction": mean, "std": std, "low": low, "high": high}
 
 
-def rows_of(run: Run, data: Any) -> Table:
-    """New rows as a table, read as the training rows were."""
-    return as_table(data, [] if run.encoding is None else run.encoding.encoding.categories)
+def read_like_training(run: Run, data: Any) -> Table:
+    """New rows as a table, with the types that the columns had in training."""
+    return as_table(data, [] if run.encoding is None else run.encoding.categories)
 
 
 def as_table(data: Any, categories: Sequence[str] = ()) -> Table:
-    """A table of whatever holds columns."""
+    """A table from a table, a file, a DataFrame or a dict of columns; columns `categories` are read as text."""
     if isinstance(data, Table):
         return data
     if isinstance(data, str | Path):
         return read(data, categories)
     if hasattr(data, "columns") or isinstance(data, dict):
         names = list(getattr(data, "columns", data))
-        return Table(
-            {str(name): _column(str(name), np.atleast_1d(np.asarray(data[name]))) for name in names}, "the data"
-        )
-    raise InputError(f"Rows are given as a file, a DataFrame or a dict of columns, not as a {type(data).__name__}.")
+        columns = {str(name): _column(str(name), np.atleast_1d(np.asarray(data[name]))) for name in names}
+        return Table(columns, "the data")
+    raise InputError(f"Rows to predict are a file, a DataFrame or a dict of columns, not a {type(data).__name__}.")
 
 
 def _column(name: str, values: np.ndarray) -> Column:

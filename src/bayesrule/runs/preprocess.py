@@ -1,4 +1,4 @@
-"""What goes into an estimator: encoded columns, with their gaps filled from the others."""
+"""From a table to an estimator's inputs: columns are encoded, and missing values filled from the other columns."""
 
 from __future__ import annotations
 
@@ -11,45 +11,57 @@ import numpy as np
 from ..tables.encoding import Encoding
 from ..tables.tables import Table
 
-_ROWS = 20_000  # that the filling is learnt from, at the most
+_MOST_ROWS = 20_000  # Beyond these, the factor analysis is fitted to a random subset of the rows.
 
 
 @dataclass
-class Preparation:
-    """The encoding, and a factor analysis of its columns for the values that are missing."""
+class Preprocessing:
+    """An encoding of columns, and a factor analysis of the encoded columns that fills in missing values.
+
+    `imputer` is a fitted `FactorAnalysis`, or None where nothing was missing in training or there is one column only.
+    """
 
     encoding: Encoding
-    filling: Any = None
+    imputer: Any = None
 
     @staticmethod
-    def learnt(table: Table, names: list[str], seed: int) -> tuple[Preparation, np.ndarray]:
-        """From training rows; and their matrix."""
-        encoding = Encoding.learnt(table, names)
+    def fit(table: Table, names: list[str], seed: int) -> tuple[Preprocessing, np.ndarray]:
+        """Fit to the columns `names` of the training rows; also returns these rows as a matrix."""
+        encoding = Encoding.fit(table, names)
         x = encoding.matrix(table)
-        prepared = Preparation(encoding)
+        preprocessing = Preprocessing(encoding)
         if np.isnan(x).any() and x.shape[1] > 1:
             from ..estimators import FactorAnalysis
 
-            rows = np.random.default_rng(seed).permutation(len(x))[:_ROWS]
-            seen = rows[~np.isnan(x[rows]).all(axis=1)]
-            few = max(1, min(5, x.shape[1] // 2))
+            subset = np.random.default_rng(seed).permutation(len(x))[:_MOST_ROWS]
+            observed = subset[~np.isnan(x[subset]).all(axis=1)]
+            factors = max(1, min(5, x.shape[1] // 2))
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # a rough fit fills gaps as well
-                prepared.filling = FactorAnalysis(few, random_state=seed).fit(x[seen])
-        return prepared, prepared.filled(x)
+                # Imputation does not need a converged fit, so that a warning about one would only alarm.
+                warnings.simplefilter("ignore")
+                preprocessing.imputer = FactorAnalysis(factors, random_state=seed).fit(x[observed])
+        return preprocessing, preprocessing.impute(x)
+
+    @property
+    def categories(self) -> list[str]:
+        """The columns that are read as text."""
+        return self.encoding.categories
 
     def unseen(self, table: Table) -> dict[str, int]:
-        """How many values of each category were not there in training."""
+        """For each categorical column, how many values did not occur in training; columns without any are left out."""
         return self.encoding.unseen(table)
 
-    def filled(self, x: np.ndarray) -> np.ndarray:
-        """Gaps by their expectation given the row's other values; by the mean, which is 0, where there is no more."""
-        holes = np.isnan(x).any(axis=1)
-        if holes.any() and self.filling is not None:
+    def impute(self, x: np.ndarray) -> np.ndarray:
+        """Replace every missing value by its expectation given the row's other values.
+
+        Without an imputer it becomes the training mean, which is 0 in the encoding's units.
+        """
+        incomplete = np.isnan(x).any(axis=1)
+        if incomplete.any() and self.imputer is not None:
             x = x.copy()
-            x[holes] = self.filling.fill(x[holes])
+            x[incomplete] = self.imputer.fill(x[incomplete])
         return np.nan_to_num(x, nan=0.0, posinf=0.0, neginf=0.0)
 
     def matrix(self, table: Table) -> np.ndarray:
-        """(rows, features), without gaps."""
-        return self.filled(self.encoding.matrix(table))
+        """The rows of a table as a matrix (rows, features) without missing values."""
+        return self.impute(self.encoding.matrix(table))

@@ -1,49 +1,59 @@
-"""A run: what was asked for, what was learnt, how well it does, and what is needed to do it again."""
+"""A run: the fit of one table, with its settings, its estimator, its metrics, and what a report needs."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from .preprocess import Preprocessing
 
 
 @dataclass
 class Run:
-    """One fit of a table, whole. `bayesrule.load("run/")` gives it back, and its estimator predicts.
+    """One fit of a table. `bayesrule.load("run/")` reads it from its directory, and `predict` predicts with it.
 
-    `config` is what was asked for: "data", "target", "task" ("regression", "binary", "classes", "counts" or
-    "sequence"), "model", "recipe", "seed", "test_size", "time" and "params" (of the estimator).
+    `config` holds the settings: "data", "target", "task" ("regression", "binary", "classes", "counts" or "sequence"),
+    "model", "estimator" (the class's name), "recipe", "seed", "test_size", "time" and "params" (of the estimator).
 
-    `summary` describes the data: "source", "rows", "train_rows", "test_rows", "guesses" (sentences), "columns" (a dict
-    for each: "name", "kind" ("number", "category"), "missing", "used", and "mean", "std", "min", "max" or "levels" and
-    "top", a list of pairs of a level and its count, and "note" where it was dropped or changed), "target" (the same
-    for the target) and "features" (the names of the estimator's inputs).
+    `summary` describes the data: "source", "rows", "train_rows", "test_rows", "guesses" (sentences about settings that
+    were not given), "columns" (a dict for each: "name", "kind" ("number" or "category"), "missing", "used", and "mean",
+    "std", "min", "max" or "levels" and "top", a list of pairs of a level and its count, and "note" where it was dropped
+    or changed), "target" (the same for the target) and "features" (the names of the estimator's inputs).
 
-    `metrics` has "model" and "baseline", dicts of the same numbers ("nll", "accuracy", "ece", "rmse", "coverage90", …),
-    "baseline_name", and "train" where it was worth having.
+    `estimator` is the fitted estimator. `encoding` is the preprocessing from a table to its inputs, None for a
+    sequence.
 
-    `trace` has, a value for each step, "objective" and, with full batches, "bound"; and for looks at the held-out rows
-    "heldout_step" and "heldout_nll". `fits` says where in it each fit of the prior's strength began.
+    `metrics` has "model" and "baseline", dicts of the same metrics on the held-out rows ("nll", "accuracy", "ece",
+    "rmse", "coverage90", …), "baseline_name", and optionally "train".
 
-    `test` holds the held-out rows: "row" (their numbers in the file, from 0), "y" (numbers, or places among the
-    classes), and "mean", "std" (of a new y), "low", "high" (a 90 % interval); for classes "probabilities" (n, K).
-    A sequence has "time" too, and `history` its training part ("time", "y", "mean", "std").
+    `classes` are the labels of the classes in the order of their codes; empty where numbers are predicted.
 
-    `influence` has, for training rows, "row", "influence" (how far the posterior moves without it, in nats),
-    "log_density" (its predictive log density without it), "y" and "mean" (of two classes the second's probability);
-    empty where the model has no sites.
+    `trace` has one value for each step, "objective" and, with full batches, "bound"; and for evaluations on the
+    held-out rows "heldout_step" and "heldout_nll". `fits` has the place in it where each fit of the estimator begins:
+    there are several where hyper-parameters are chosen by fitting.
 
-    `weights` describes the coefficients where the model is linear: "name", "mean", "std"; else, for a network,
-    "layer", "mean", "std" of all weights.
+    `test` holds the held-out rows: "row" (their numbers in the file, from 0), "y" (numbers, or codes of classes), and
+    "mean", "std" (of a new y), "low", "high" (a 90 % interval); for classes "probabilities" (n, K). A sequence also has
+    "time", and `history` holds its training part ("time", "y", "mean", "std").
 
-    `derivation` is the algorithm as it prints itself; `seconds` and `versions` are for the record.
+    `influence` has, for training rows, "row", "influence" (how far the posterior moves without the row, in nats),
+    "log_density" (its predictive log density without it), "y" and "mean" (for two classes the probability of the
+    second); empty where the posterior has no sites.
+
+    `weights` describes the coefficients where the model is linear: "name", "mean", "std"; for a network "layer",
+    "mean", "std" of its weights.
+
+    `facts` has the numbers of the fit: "bound" or "log_evidence", "prior_precision", "noise", "steps", and "reason",
+    why it ended. `derivation` is the printed algorithm. `seconds` and `versions` document how the run was made.
     """
 
     config: dict[str, Any]
     summary: dict[str, Any]
     estimator: Any
-    encoding: Any
+    encoding: Preprocessing | None
     metrics: dict[str, Any]
     classes: list[str] = field(default_factory=list)
     trace: dict[str, np.ndarray] = field(default_factory=dict)
@@ -53,23 +63,29 @@ class Run:
     influence: dict[str, np.ndarray] = field(default_factory=dict)
     weights: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
-    """Numbers of the fit: "bound" or "log_evidence", "prior_precision", "noise", "steps", "reason"."""
     derivation: str = ""
     seconds: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
     def unseen(self, data: Any) -> dict[str, int]:
-        """How many values of each category in new rows were not there in training."""
-        from .predict import rows_of
+        """For each categorical column of new rows, how many of its values did not occur in training."""
+        from .predict import read_like_training
 
-        return {} if self.encoding is None or data is None else self.encoding.unseen(rows_of(self, data))
+        if self.encoding is None or data is None:
+            return {}
+        return self.encoding.unseen(read_like_training(self, data))
 
     def predict(self, data: Any = None, *, steps: int | None = None) -> dict[str, np.ndarray]:
-        """Columns of predictions for new rows: a file, a DataFrame or a dict of columns; or a sequence's next steps.
+        """Predict new rows, or the next steps of a sequence.
 
-        Numbers have "prediction", "std", "low" and "high" (a 90 % interval); classes have "prediction", its
-        "probability", and every class's.
+        Args:
+            data: a file, a DataFrame or a dict of columns. For a sequence a new series, or None to continue the run's.
+            steps: how many steps of a sequence to forecast, 12 by default.
+
+        Returns:
+            Columns. Numbers have "prediction", "std", "low" and "high" (a 90 % interval); classes have "prediction",
+            its "probability", and a column "p(label)" for each class. A sequence also has "time".
         """
-        from .predict import predicted
+        from .predict import predict
 
-        return predicted(self, data, steps=steps)
+        return predict(self, data, steps=steps)

@@ -1,8 +1,13 @@
-"""A run as a directory: arrays and JSON, no code; written beside its place and then put there at once."""
+"""A run as a directory of arrays and JSON, without executable code.
+
+A run is made in `<out>.partial/` and renamed to `<out>/` when it is complete, so that `<out>/` is never half a run. The
+unfinished one holds what `--resume` needs.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from dataclasses import asdict
@@ -11,28 +16,77 @@ from typing import Any
 
 import numpy as np
 
-from .. import estimators
-from ..estimators.registry import build
+from ..estimators.registry import build, estimator_class
 from ..fitting.checkpoint import read, write
 from ..fitting.result import load as load_result
 from ..tables.encoding import Encoding
 from ..tables.tables import InputError
-from .preprocess import Preparation
+from .preprocess import Preprocessing
 from .run import Run
 
 FORMAT = 1
 KIND = "bayesrule run"
-MARKS = ("asked.json", "asked.json.new", "process")  # of a run that is being made
+REQUEST = "request.json"
+"""In an unfinished run: the options it was started with, and the size and modification time of its data file."""
+PID = "pid"
+"""In an unfinished run: the id of the process that works on it."""
+_UNFINISHED = (REQUEST, f"{REQUEST}.new", PID)
+# Unfinished runs of earlier versions, which can be resumed, have other names.
+_OLD_NAMES = {"asked.json": REQUEST, "process": PID}
 _ARRAYS = ("trace", "test", "history", "influence")
+# Fitted attributes that were renamed, so that older runs still load.
+_RENAMED_ATTRIBUTES = {"how_": "prediction_method_"}
 
 
 def partial_folder(out: Path) -> Path:
-    """Where a run is while it is made."""
+    """The directory of an unfinished run, beside the one that it will have."""
     return out.with_name(out.name + ".partial")
 
 
+def write_request(partial: Path, request: dict[str, Any]) -> None:
+    """Save the options of an unfinished run; the file is complete or absent, whenever the process is killed."""
+    temporary = partial / f"{REQUEST}.new"
+    temporary.write_text(json.dumps(request), encoding="utf-8")
+    temporary.replace(partial / REQUEST)
+
+
+def read_request(partial: Path) -> dict[str, Any] | None:
+    """The options that an unfinished run was started with; None if it did not get as far as saving them."""
+    for name in (REQUEST, "asked.json"):
+        if (partial / name).exists():
+            request = json.loads((partial / name).read_text(encoding="utf-8"))
+            return {"data_stamp" if key == "state" else key: value for key, value in request.items()}
+    return None
+
+
+def claim(partial: Path) -> None:
+    """Note that this process works on the unfinished run, and give the files of an older version their new names."""
+    for old, new in _OLD_NAMES.items():
+        if (partial / old).exists():
+            (partial / old).replace(partial / new)
+    (partial / PID).write_text(str(os.getpid()), encoding="utf-8")
+
+
+def release(partial: Path) -> None:
+    """Note that no process works on the unfinished run any more."""
+    (partial / PID).unlink(missing_ok=True)
+
+
+def is_claimed(partial: Path) -> bool:
+    """Whether another process, which is still alive, works on the unfinished run."""
+    for name in (PID, "process"):
+        try:
+            number = int((partial / name).read_text(encoding="utf-8"))
+            os.kill(number, 0)  # Signal 0 only asks whether the process exists.
+        except (OSError, ValueError):
+            continue
+        if number != os.getpid():
+            return True
+    return False
+
+
 def is_run(folder: Path) -> bool:
-    """Whether a whole run is there."""
+    """Whether a directory holds a complete run."""
     try:
         return json.loads((folder / "run.json").read_text(encoding="utf-8")).get("kind") == KIND
     except (OSError, ValueError, AttributeError):
@@ -40,18 +94,17 @@ def is_run(folder: Path) -> bool:
 
 
 def save(run: Run, folder: Path) -> None:
-    """Write a run's files into a directory; `run.json` comes last, and says that all are there."""
+    """Write a run's files into a directory. `run.json` is written last: a directory with it is complete."""
     folder.mkdir(parents=True, exist_ok=True)
     write(folder / "posterior.npz", _attributes(run.estimator))
-    preparation: Preparation | None = run.encoding
-    if preparation is not None:
-        _json(folder / "preprocessing.json", asdict(preparation.encoding))
-        if preparation.filling is not None:
-            filling = {"params": preparation.filling.get_params(), "attributes": _attributes(preparation.filling)}
-            write(folder / "filling.npz", filling)
-    _json(folder / "metrics.json", run.metrics)
+    if run.encoding is not None:
+        _write_json(folder / "preprocessing.json", asdict(run.encoding.encoding))
+        imputer = run.encoding.imputer
+        if imputer is not None:
+            write(folder / "filling.npz", {"params": imputer.get_params(), "attributes": _attributes(imputer)})
+    _write_json(folder / "metrics.json", run.metrics)
     write(folder / "results.npz", {name: dict(getattr(run, name)) for name in _ARRAYS} | {"weights": run.weights})
-    said = {
+    description = {
         "kind": KIND,
         "format": FORMAT,
         "config": run.config,
@@ -64,65 +117,63 @@ def save(run: Run, folder: Path) -> None:
         "versions": run.versions,
         "params": run.estimator.get_params(),
     }
-    _json(folder / "run.json", said)
+    _write_json(folder / "run.json", description)
 
 
-def put(partial: Path, out: Path) -> None:
-    """Move a finished run to its place; the one that was there goes last."""
-    for leftover in [*partial.glob("fit*.npz"), *(partial / name for name in MARKS)]:
+def publish(partial: Path, out: Path) -> None:
+    """Rename a complete run to its final directory; a run that was there is deleted only after that."""
+    for leftover in [*partial.glob("fit*.npz"), *(partial / name for name in (*_UNFINISHED, *_OLD_NAMES))]:
         leftover.unlink(missing_ok=True)
-    old = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    previous = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     if out.exists():
-        out.rename(old / out.name)
+        out.rename(previous / out.name)
     partial.rename(out)
-    shutil.rmtree(old, ignore_errors=True)
+    shutil.rmtree(previous, ignore_errors=True)
 
 
 def discard(partial: Path) -> None:
-    """Remove what an earlier fit left; anything else of that name is left alone, and is an error."""
+    """Delete an unfinished run. A directory of that name that no fit made is an error, and stays."""
     if not partial.exists():
         return
     names = {path.name for path in partial.iterdir()} if partial.is_dir() else {""}
-    if names and not names & {*MARKS, "run.json"}:
-        raise InputError(
-            f"{partial} is in the way, and is not what a fit left there: move it, or choose another --out."
-        )
+    if names and not names & {*_UNFINISHED, *_OLD_NAMES, "run.json"}:
+        raise InputError(f"{partial} is in the way, and was not made by a fit: move it, or choose another --out.")
     shutil.rmtree(partial)
 
 
 def load_run(folder: str | Path) -> Run:
-    """Read a run back. Nothing in the directory is executed."""
+    """Read a run from its directory. Nothing in it is executed."""
     folder = Path(folder)
     if not (folder / "run.json").exists():
-        raise InputError(f"{folder} is not a run, and not a file that Result.save wrote: it has no run.json.")
+        raise InputError(f"{folder} is not a run: it has no run.json. Give the directory that `bayesrule fit` made.")
     try:
-        said = json.loads((folder / "run.json").read_text(encoding="utf-8"))
-        kind, form = said["kind"], said["format"]
+        description = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        kind, file_format = description["kind"], description["format"]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise InputError(f"{folder}/run.json is damaged: fit the run again.") from error
     if kind != KIND:
-        raise InputError(f"{folder} is not a run of bayesrule: its run.json says {kind!r}.")
-    if form != FORMAT:
-        made = said.get("versions", {}).get("bayesrule", "another version")
+        raise InputError(f"{folder} is not a run of bayesrule: its run.json has the kind {kind!r}.")
+    if file_format != FORMAT:
+        writer = description.get("versions", {}).get("bayesrule", "another version")
         raise InputError(
-            f"{folder} has the format {form}, and this version reads {FORMAT}: load it with bayesrule {made}, which "
-            "wrote it."
+            f"{folder} has the format {file_format}, and this version reads {FORMAT}: load it with bayesrule {writer}, "
+            "which wrote it."
         )
     try:
         results = read(folder / "results.npz")
-        estimator = _restored(said["config"]["estimator"], said["params"], read(folder / "posterior.npz"))
+        attributes = read(folder / "posterior.npz")
         return Run(
-            config=said["config"],
-            summary=said["summary"],
-            estimator=estimator,
-            encoding=_preparation(folder),
+            config=description["config"],
+            summary=description["summary"],
+            estimator=_restore(description["config"]["estimator"], description["params"], attributes),
+            encoding=_load_preprocessing(folder),
             metrics=json.loads((folder / "metrics.json").read_text(encoding="utf-8")),
-            classes=said["classes"],
-            fits=said["fits"],
-            facts=said["facts"],
-            derivation=said["derivation"],
-            seconds=said["seconds"],
-            versions=said["versions"],
+            classes=description["classes"],
+            fits=description["fits"],
+            facts=description["facts"],
+            derivation=description["derivation"],
+            seconds=description["seconds"],
+            versions=description["versions"],
             weights=results.pop("weights"),
             **results,
         )
@@ -131,15 +182,17 @@ def load_run(folder: str | Path) -> Run:
 
 
 def load(path: str | Path, like: Any = None) -> Any:
-    """What `Result.save` or `save` wrote, or the `Run` of a directory that `bayesrule fit` made.
+    """Read what `Result.save` or `save` wrote, or the `Run` in a directory that `bayesrule fit` made.
 
-    Parameters that are not plain containers need `like`, any value of the same structure.
+    Args:
+        path: the file or directory.
+        like: any value of the same structure, needed for parameters that are not plain containers.
     """
     return load_run(path) if Path(path).is_dir() else load_result(path, like)
 
 
 def _attributes(estimator: Any) -> dict[str, Any]:
-    """What was learnt: names that end with an underscore, as scikit-learn has it."""
+    """The fitted attributes of an estimator: by scikit-learn's convention, the names that end with an underscore."""
     return {
         name: value
         for name, value in vars(estimator).items()
@@ -147,35 +200,37 @@ def _attributes(estimator: Any) -> dict[str, Any]:
     }
 
 
-def _restored(name: str, params: dict[str, Any], attributes: dict[str, Any]) -> Any:
-    if name not in dir(estimators):
+def _restore(name: str, params: dict[str, Any], attributes: dict[str, Any]) -> Any:
+    """A fitted estimator from its parameters and attributes. Names from a file are checked before they are used."""
+    if estimator_class(name) is None:
         raise InputError(f"the run names an estimator {name!r} that does not exist")
     estimator = build(name, None, params, 0)
     for attribute, value in attributes.items():
         if not attribute.endswith("_") or attribute.startswith("_"):
             raise InputError(f"the run has an attribute {attribute!r} that estimators do not have")
-        setattr(estimator, attribute, value)
+        setattr(estimator, _RENAMED_ATTRIBUTES.get(attribute, attribute), value)
     return estimator
 
 
-def _preparation(folder: Path) -> Preparation | None:
+def _load_preprocessing(folder: Path) -> Preprocessing | None:
     if not (folder / "preprocessing.json").exists():
         return None
     encoding = Encoding(**json.loads((folder / "preprocessing.json").read_text(encoding="utf-8")))
     if not (folder / "filling.npz").exists():
-        return Preparation(encoding)
-    filling = read(folder / "filling.npz")
-    return Preparation(encoding, _restored("FactorAnalysis", filling["params"], filling["attributes"]))
+        return Preprocessing(encoding)
+    saved = read(folder / "filling.npz")
+    return Preprocessing(encoding, _restore("FactorAnalysis", saved["params"], saved["attributes"]))
 
 
-def _json(path: Path, value: Any) -> None:
-    text = json.dumps(value, indent=1, default=_plain, ensure_ascii=False)
+def _write_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, indent=1, default=_as_json, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
+    """NumPy's values as Python's, which JSON can hold."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"a setting of type {type(value).__name__} cannot be saved")
+    raise TypeError(f"A parameter of type {type(value).__name__} cannot be saved in a run.")

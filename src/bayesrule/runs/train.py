@@ -1,4 +1,4 @@
-"""From a table to a run: what is asked for is settled, rows are held out, the estimator learns, and is judged."""
+"""From a table to a run: resolve the settings, hold rows out, fit the estimator, and score it on the held-out rows."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 from ..estimators.registry import build, default_model, estimator_name
 from ..tables import tasks
 from ..tables.tables import Column, InputError, Table, number_label
-from ..tables.time_order import in_order, said_of
-from . import score as judging
-from .explain import explained
-from .preprocess import Preparation
+from ..tables.time_order import irregularities, order_by_time
+from . import score
+from .explain import explain
+from .preprocess import Preprocessing
 from .run import Run
 from .versions import versions
-from .watch import Look, Watcher
+from .watch import Progress, Watcher
 
-_LEAST = 10  # rows
+_FEWEST_ROWS = 10
 
 
 def train(
@@ -28,25 +28,34 @@ def train(
     config: dict[str, Any],
     *,
     folder: Path | None = None,
-    show: Callable[[Look], None] | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    show: Callable[[Progress], None] | None = None,
+    log: Callable[[str], None] = lambda message: None,
 ) -> Run:
-    """Learn what `config` asks for; `folder` keeps what is needed to go on after a crash."""
-    began = time.perf_counter()
-    whole = table
-    table, target, config, guesses = settled(table, config)
-    for guess in guesses:
-        say(guess)
-    if config["task"] == "sequence":
-        from .train_sequence import learnt
+    """Fit an estimator to a table.
 
-        run = learnt(table, target, config, Watcher(folder, show))
+    Args:
+        table: the data.
+        config: the settings (`Run.config`); what is missing is guessed from the table or has a default.
+        folder: where fits are saved while they run, and resumed from; None saves nothing.
+        show: called with the progress of every fit.
+        log: called with messages for the user, such as the guesses.
+    """
+    began = time.perf_counter()
+    all_rows = table
+    table, target, config, guesses = resolve_config(table, config)
+    for guess in guesses:
+        log(guess)
+    if config["task"] == "sequence":
+        from .train_sequence import train_sequence
+
+        run = train_sequence(table, target, config, Watcher(folder, show))
     else:
-        run = _learnt(table, target, config, Watcher(folder, show), say)
-        origin = np.flatnonzero(~whole.columns[target.name].missing)  # where in the file each row is
+        run = _train_rows(table, target, config, Watcher(folder, show), log)
+        # Rows without a target were dropped; runs number rows as the file does.
+        row_in_file = np.flatnonzero(~all_rows.columns[target.name].missing)
         for part in (run.test, run.influence):
             if "row" in part:
-                part["row"] = origin[part["row"]]
+                part["row"] = row_in_file[part["row"]]
     run.summary["guesses"] = guesses
     run.summary["source"] = table.source
     run.versions = versions()
@@ -54,147 +63,151 @@ def train(
     return run
 
 
-def settled(table: Table, config: dict[str, Any]) -> tuple[Table, Column, dict[str, Any], list[str]]:
-    """The rows that count, the target, and the configuration with everything that was left open filled in."""
+def resolve_config(table: Table, config: dict[str, Any]) -> tuple[Table, Column, dict[str, Any], list[str]]:
+    """Check the settings against the table, and fill in those that are missing.
+
+    Returns:
+        The rows that have a target, the target, the complete settings, and a sentence about each guess.
+    """
     config, guesses = dict(config), []
     name = config.get("target")
     if name is None:
         name = list(table.columns)[-1]
         guesses.append(f"the target is the last column, {name!r} (--target chooses another)")
     target = table.column(name)
-    known = int((~target.missing).sum())
-    if known < _LEAST:
-        raise InputError(f"{table.source} has {_rows(known)} with a value of {name!r}: at least {_LEAST} are needed.")
-    tasks.readable(target)
+    observed = int((~target.missing).sum())
+    if observed < _FEWEST_ROWS:
+        rows = "1 row" if observed == 1 else f"{observed:,} rows"
+        raise InputError(f"{table.source} has {rows} with a value of {name!r}: at least {_FEWEST_ROWS} are needed.")
+    tasks.check_target(target)
     if config.get("time") is not None:
         table.column(config["time"])
         config["task"] = config.get("task") or "sequence"
-    asked = config.get("task") is not None
-    if not asked:
-        config["task"], reason = tasks.guessed(target)
+    explicit = config.get("task") is not None
+    if not explicit:
+        config["task"], reason = tasks.guess_task(target)
         guesses.append(f"{reason} (--task chooses another)")
     if config["task"] not in tasks.TASKS:
-        raise InputError(f"There is no task {config['task']!r}: there are {', '.join(tasks.TASKS)}.")
-    tasks.checked(config["task"], target, asked=asked)
-    if config["task"] == "sequence" and config.get("time") is None:
-        guesses.append("the rows are in the order of time (--time names a column of times)")
+        raise InputError(f"There is no task {config['task']!r}: the tasks are {', '.join(tasks.TASKS)}.")
+    tasks.check_task(config["task"], target, explicit=explicit)
     if config["task"] == "sequence":
-        guesses += said_of(in_order(table, config.get("time"))[1])
+        if config.get("time") is None:
+            guesses.append("the rows are in the order of time (--time names a column of times)")
+        guesses += irregularities(order_by_time(table, config.get("time"))[1])
         others = len(table.columns) - 1 - (config.get("time") is not None)
         if others:
             guesses.append(f"the other columns ({others}) are not used")
-    empty = int(target.missing.sum())
-    if empty and config["task"] != "sequence":
-        guesses.append(f"{empty:,} rows without a value of {name!r} are left out")
-        table = table.taken(~target.missing)
+    missing = int(target.missing.sum())
+    if missing and config["task"] != "sequence":
+        guesses.append(f"{missing:,} rows without a value of {name!r} are left out")
+        table = table.take(~target.missing)
         target = table.column(name)
     config |= {"target": name, "model": config.get("model") or default_model(config["task"])}
-    config.setdefault("recipe", None)
-    config.setdefault("params", {})
-    config.setdefault("seed", 0)
-    config.setdefault("test_size", 0.2)
-    estimator_name(config["task"], config["model"])
+    for setting, default in {"recipe": None, "params": {}, "seed": 0, "test_size": 0.2}.items():
+        config.setdefault(setting, default)
+    estimator_name(config["task"], config["model"])  # Raises if the model cannot do the task.
     return table, target, config, guesses
 
 
-def _rows(count: int) -> str:
-    return "1 row" if count == 1 else f"{count:,} rows"
-
-
 def split(rows: int, config: dict[str, Any], labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """The training rows and the held-out ones, by the seed; of each class its share."""
-    held = round(rows * float(config["test_size"]))
-    if not 1 <= held <= rows - 2:
+    """Split rows at random into training rows and held-out rows, stratified by class if there are `labels`."""
+    test_count = round(rows * float(config["test_size"]))
+    if not 1 <= test_count <= rows - 2:
         raise InputError(
-            f"--test-size {config['test_size']} leaves {rows - held:,} rows to train on and {held:,} to test."
+            f"--test-size {config['test_size']} leaves {rows - test_count:,} rows to train on, {test_count:,} to test: "
+            "at least 2 and 1 are needed."
         )
     order = np.random.default_rng(config["seed"]).permutation(rows)
     if labels is not None:
-        # Class by class, each spread evenly over the whole order, whose first part is then the test set.
+        # Interleave the classes: the i-th of n rows of a class is placed at the quantile (i + ½)/n, so that the first
+        # rows, which are held out, have every class in its proportion.
         _, codes, counts = np.unique(labels[order], return_inverse=True, return_counts=True)
-        within = np.zeros(rows)
+        quantiles = np.zeros(rows)
         for code, count in enumerate(counts):
-            within[codes == code] = (np.arange(count) + 0.5) / count
-        order = order[np.argsort(within, kind="stable")]
-        # A class that only the held-out rows have could not be learnt: one of them goes back.
-        lost = [order[:held][labels[order[:held]] == label][:1] for label in np.setdiff1d(labels, labels[order[held:]])]
-        if lost:
-            back = np.isin(order[:held], np.concatenate(lost))
-            order = np.concatenate([order[:held][~back], order[:held][back], order[held:]])
-            held -= int(back.sum())
-    return np.sort(order[held:]), np.sort(order[:held])
+            quantiles[codes == code] = (np.arange(count) + 0.5) / count
+        order = order[np.argsort(quantiles, kind="stable")]
+        # A class without training rows could not be predicted: return one of its held-out rows to the training rows.
+        held_out = order[:test_count]
+        untrained = np.setdiff1d(labels, labels[order[test_count:]])
+        if len(untrained):
+            returned = np.isin(held_out, [held_out[labels[held_out] == label][0] for label in untrained])
+            order = np.concatenate([held_out[~returned], held_out[returned], order[test_count:]])
+            test_count -= int(returned.sum())
+    return np.sort(order[test_count:]), np.sort(order[:test_count])
 
 
-def _learnt(table: Table, target: Column, config: dict[str, Any], watcher: Watcher, say: Callable[[str], None]) -> Run:
-    classes, y = _answers(target, config["task"])
+def _train_rows(
+    table: Table, target: Column, config: dict[str, Any], watcher: Watcher, log: Callable[[str], None]
+) -> Run:
+    """Fit and score an estimator whose rows are independent."""
+    task = config["task"]
+    classes, y = _encode_target(target, task)
     train_rows, test_rows = split(table.rows, config, y if classes else None)
+    y_train, y_test = y[train_rows], y[test_rows]
     names = [name for name in table.columns if name != target.name]
-    training, testing = table.taken(train_rows), table.taken(test_rows)
-    prepared, x = Preparation.learnt(training, names, config["seed"])
-    for column in prepared.encoding.columns:
+    preprocessing, x_train = Preprocessing.fit(table.take(train_rows), names, config["seed"])
+    columns = preprocessing.encoding.columns
+    for column in columns:
         if column.get("note"):
-            say(f"{column['name']!r}: {column['note']}")
-    gaps = int(sum(column["missing"] for column in prepared.encoding.columns if column["used"]))
-    if gaps:
-        say(f"{gaps:,} missing values are filled from the other columns")
-    held, truth = prepared.matrix(testing), y[test_rows]
-    name = estimator_name(config["task"], config["model"])
+            log(f"{column['name']!r}: {column['note']}")
+    missing = int(sum(column["missing"] for column in columns if column["used"]))
+    if missing:
+        log(f"{missing:,} missing values are filled from the other columns")
+    x_test = preprocessing.matrix(table.take(test_rows))
+    name = estimator_name(task, config["model"])
     estimator = build(name, config["recipe"], config["params"], config["seed"])
-    estimator._watcher, watcher.bounded = watcher, estimator._bounded
-    if hasattr(estimator, "seen"):
-        watcher.heldout = lambda q: _judged(estimator.seen(q), held, truth, config["task"], classes)[0]["nll"]
+    estimator._watcher, watcher.bound_is_evidence = watcher, estimator._bound_is_evidence
+    if hasattr(estimator, "with_posterior"):
+        watcher.heldout = lambda q: _score(estimator.with_posterior(q), x_test, y_test, task, classes)[0]["nll"]
     try:
-        estimator.fit(x, y[train_rows])
+        estimator.fit(x_train, y_train)
     except TypeError as error:
         if not config["params"]:
             raise
-        raise InputError(f"A setting among {config['params']} is of the wrong type: {error}.") from error
-    ours, test = _judged(estimator, held, truth, config["task"], classes)
-    theirs, baseline = _baseline(y[train_rows], truth, config["task"], classes)
+        raise InputError(f"One of the parameters {config['params']} has the wrong type: {error}.") from error
+    model_metrics, predictions = _score(estimator, x_test, y_test, task, classes)
+    baseline_metrics, baseline_name = _score_baseline(y_train, y_test, task, classes)
     run = Run(
         config={**config, "estimator": name},
         summary={
             "rows": table.rows,
             "train_rows": len(train_rows),
             "test_rows": len(test_rows),
-            "columns": prepared.encoding.columns,
-            "target": _target_summary(target, y, classes),
-            "features": prepared.encoding.features,
+            "columns": columns,
+            "target": _summarize_target(target, y, classes),
+            "features": preprocessing.encoding.features,
         },
         estimator=estimator,
-        encoding=prepared,
-        metrics={"model": ours, "baseline": theirs, "baseline_name": baseline},
+        encoding=preprocessing,
+        metrics={"model": model_metrics, "baseline": baseline_metrics, "baseline_name": baseline_name},
         classes=classes,
         trace=watcher.trace(),
-        fits=watcher.starts(),
-        test={"row": test_rows, "y": truth, **test},
+        fits=watcher.first_steps(),
+        test={"row": test_rows, "y": y_test, **predictions},
     )
-    explained(run, watcher, x, y[train_rows], train_rows)
+    explain(run, watcher, x_train, y_train, train_rows)
     return run
 
 
-def _answers(target: Column, task: str) -> tuple[list[str], np.ndarray]:
-    """The classes' names (none, where numbers are predicted) and the target as numbers."""
+def _encode_target(target: Column, task: str) -> tuple[list[str], np.ndarray]:
+    """The labels of the classes (none where numbers are predicted), and the target as numbers or class codes."""
     if task not in ("binary", "classes"):
         return [], np.asarray(target.numbers, float)
     if target.codes is not None:
-        found, y = np.unique(target.codes, return_inverse=True)
-        return [target.levels[code] for code in found], y
-    found, y = np.unique(np.asarray(target.numbers), return_inverse=True)
-    return [number_label(value) for value in found], y
+        values, y = np.unique(target.codes, return_inverse=True)
+        return [target.levels[code] for code in values], y
+    values, y = np.unique(np.asarray(target.numbers), return_inverse=True)
+    return [number_label(value) for value in values], y
 
 
-def _target_summary(target: Column, y: np.ndarray, classes: list[str]) -> dict[str, Any]:
-    said: dict[str, Any] = {"name": target.name, "missing": 0, "used": True}
+def _summarize_target(target: Column, y: np.ndarray, classes: list[str]) -> dict[str, Any]:
+    summary: dict[str, Any] = {"name": target.name, "missing": 0, "used": True}
     if classes:
         counts = np.bincount(y, minlength=len(classes))
-        order = np.argsort(-counts, kind="stable")
-        return said | {
-            "kind": "category",
-            "levels": classes,
-            "top": [[classes[place], int(counts[place])] for place in order[:12]],
-        }
-    return said | {
+        by_frequency = np.argsort(-counts, kind="stable")
+        top = [[classes[code], int(counts[code])] for code in by_frequency[:12]]
+        return summary | {"kind": "category", "levels": classes, "top": top}
+    return summary | {
         "kind": "number",
         "mean": float(y.mean()),
         "std": float(y.std()),
@@ -203,24 +216,29 @@ def _target_summary(target: Column, y: np.ndarray, classes: list[str]) -> dict[s
     }
 
 
-def _judged(
+def _score(
     estimator: Any, x: np.ndarray, y: np.ndarray, task: str, classes: list[str]
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """Metrics on held-out rows, and what was predicted for each."""
+    """Metrics on held-out rows, and the predictions for them."""
     if classes:
         probabilities = estimator.predict_proba(x)
-        return judging.classified(probabilities, y), {"probabilities": probabilities}
-    found = judging.numbers(estimator, x, task)
+        return score.score_classes(probabilities, y), {"probabilities": probabilities}
+    predictions = score.predict_numbers(estimator, x, task)
     if task == "counts":
         nll = -float(np.mean(estimator.log_predictive(x, y)))
-        return judging.measured(y, found["mean"], found["low"], found["high"], nll), found
-    return judging.normal(y, found["mean"], found["std"]), found
+        return score.score_numbers(y, predictions["mean"], predictions["low"], predictions["high"], nll), predictions
+    return score.score_gaussian(y, predictions["mean"], predictions["std"]), predictions
 
 
-def _baseline(seen: np.ndarray, y: np.ndarray, task: str, classes: list[str]) -> tuple[dict[str, float], str]:
+def _score_baseline(
+    y_train: np.ndarray, y_test: np.ndarray, task: str, classes: list[str]
+) -> tuple[dict[str, float], str]:
+    """Metrics of a prediction that ignores the features, and what it is called."""
     if classes:
-        guess = judging.class_baseline(seen, len(classes), len(y))
-        return judging.classified(guess, y), "the classes' frequencies in training"
+        probabilities = score.class_frequencies(y_train, len(classes), len(y_test))
+        return score.score_classes(probabilities, y_test), "the classes' frequencies in training"
     if task == "counts":
-        return judging.counts_baseline(y, float(seen.mean())), "a Poisson distribution with the training mean"
-    return judging.normal(y, seen.mean(), seen.std()), "a Gaussian with the training mean and deviation"
+        metrics = score.score_poisson_baseline(y_test, float(y_train.mean()))
+        return metrics, "a Poisson distribution with the training mean"
+    metrics = score.score_gaussian(y_test, y_train.mean(), y_train.std())
+    return metrics, "a Gaussian with the training mean and deviation"

@@ -1,4 +1,4 @@
-"""Sequences: learn from the first part, forecast the last one, and be judged by it."""
+"""Runs of sequences: fit the first part of a series, forecast the last part, and score the forecast."""
 
 from __future__ import annotations
 
@@ -9,37 +9,45 @@ import numpy as np
 from .. import metrics
 from ..estimators.registry import build, estimator_name
 from ..tables.tables import Column, InputError, Table
-from ..tables.time_order import in_order
-from . import score as judging
-from .explain import facts
+from ..tables.time_order import order_by_time
+from . import score
+from .explain import record_facts
 from .run import Run
 from .watch import Watcher
 
+_FEWEST_STEPS = 4
 
-def learnt(table: Table, target: Column, config: dict[str, Any], watcher: Watcher) -> Run:
-    """A model of the target's series; the steps that are held out are the last ones."""
-    order, times = in_order(table, config.get("time"))
+
+def train_sequence(table: Table, target: Column, config: dict[str, Any], watcher: Watcher) -> Run:
+    """Fit a sequence model to the target in the order of time; the last steps are held out."""
+    order, times = order_by_time(table, config.get("time"))
     y = np.asarray(target.numbers, float)[order]
-    held = round(len(y) * float(config["test_size"]))
-    if not 1 <= held <= len(y) - 4:
-        raise InputError(f"--test-size {config['test_size']} leaves {len(y) - held:,} steps to learn from.")
-    seen, ahead = y[:-held], y[-held:]
-    if np.isnan(ahead).all():
-        raise InputError(f"The last {held:,} steps have no values, and a forecast is judged by them: use --test-size.")
+    test_count = round(len(y) * float(config["test_size"]))
+    if not 1 <= test_count <= len(y) - _FEWEST_STEPS:
+        raise InputError(
+            f"--test-size {config['test_size']} leaves {len(y) - test_count:,} steps to train on and {test_count:,} to "
+            f"test: at least {_FEWEST_STEPS} and 1 are needed."
+        )
+    y_train, y_test = y[:-test_count], y[-test_count:]
+    observed = ~np.isnan(y_test)
+    if not observed.any():
+        raise InputError(
+            f"The last {test_count:,} steps, which are held out to score the forecast, have no values: hold out more "
+            "steps with --test-size, or remove them."
+        )
     name = estimator_name("sequence", config["model"])
     estimator = build(name, config["recipe"], config["params"], config["seed"])
     estimator._watcher = watcher
-    estimator.fit(seen)
-    mean, std = (part[:, 0] for part in estimator.predict(seen, steps=held, return_std=True))
-    there = ~np.isnan(ahead)
+    estimator.fit(y_train)
+    mean, std = (part[:, 0] for part in estimator.predict(y_train, steps=test_count, return_std=True))
     low, high = metrics.interval(mean, std)
-    fitted, spread = _fitted(estimator, seen)
+    smoothed_mean, smoothed_std = (part[:, 0] for part in estimator.smooth_observations(y_train))
     run = Run(
         config={**config, "estimator": name},
         summary={
             "rows": len(y),
-            "train_rows": len(seen),
-            "test_rows": held,
+            "train_rows": len(y_train),
+            "test_rows": test_count,
             "columns": [],
             "target": {
                 "name": target.name,
@@ -56,46 +64,34 @@ def learnt(table: Table, target: Column, config: dict[str, Any], watcher: Watche
         estimator=estimator,
         encoding=None,
         metrics={
-            "model": judging.normal(ahead[there], mean[there], std[there]),
-            "baseline": _walk(seen, ahead, there),
+            "model": score.score_gaussian(y_test[observed], mean[observed], std[observed]),
+            "baseline": _score_random_walk(y_train, y_test, observed),
             "baseline_name": "a random walk from the last value",
         },
         trace=watcher.trace(),
-        fits=watcher.starts(),
+        fits=watcher.first_steps(),
         test={
-            "row": order[-held:],
-            "time": times[-held:],
-            "y": ahead,
+            "row": order[-test_count:],
+            "time": times[-test_count:],
+            "y": y_test,
             "mean": mean,
             "std": std,
             "low": low,
             "high": high,
         },
-        history={"time": times[:-held], "y": seen, "mean": fitted, "std": spread},
+        history={"time": times[:-test_count], "y": y_train, "mean": smoothed_mean, "std": smoothed_std},
     )
-    facts(run, watcher)
-    if "bound" in run.trace and "bound" in run.facts:  # the estimator's is in the units of y, its fits' are not
+    record_facts(run, watcher)
+    if "bound" in run.trace and "bound" in run.facts:
+        # The fits see standardised series. Shift their bounds so that the last one is the estimator's, in y's units.
         run.trace["bound"] = run.trace["bound"] + (run.facts["bound"] - run.trace["bound"][-1])
     return run
 
 
-def _fitted(estimator: Any, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Every step's mean and deviation, given all of them."""
-    if hasattr(estimator, "loadings_"):
-        states, covariances = estimator.smooth(y, return_cov=True)
-        mean = estimator.mean_[0] + states @ estimator.loadings_[0]
-        variance = np.einsum("d,tde,e->t", estimator.loadings_[0], covariances, estimator.loadings_[0])
-        return mean, np.sqrt(variance + estimator.noise_variance_[0])
-    shares = estimator.smooth(y)
-    means = estimator.means_[:, 0]
-    variances = np.asarray(estimator.covariances_).reshape(len(means), -1)[:, 0]
-    mean = shares @ means
-    return mean, np.sqrt(shares @ (variances + means**2) - mean**2)
-
-
-def _walk(seen: np.ndarray, ahead: np.ndarray, there: np.ndarray) -> dict[str, float]:
-    known = seen[~np.isnan(seen)]
-    steps = np.diff(known)
-    each = float(np.std(steps)) if len(steps) > 1 else float(np.std(known))
-    std = max(each, 1e-12) * np.sqrt(np.arange(1, len(ahead) + 1))
-    return judging.normal(ahead[there], known[-1], std[there])
+def _score_random_walk(y_train: np.ndarray, y_test: np.ndarray, observed: np.ndarray) -> dict[str, float]:
+    """The baseline: a Gaussian random walk from the last observed value, with the training increments' deviation."""
+    known = y_train[~np.isnan(y_train)]
+    increments = np.diff(known)
+    step_std = float(np.std(increments)) if len(increments) > 1 else float(np.std(known))
+    std = max(step_std, 1e-12) * np.sqrt(np.arange(1, len(y_test) + 1))
+    return score.score_gaussian(y_test[observed], known[-1], std[observed])

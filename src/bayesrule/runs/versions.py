@@ -1,4 +1,4 @@
-"""Which versions of what a run was made with."""
+"""The versions of the software that a run was made with."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from importlib.metadata import PackageNotFoundError, version
 
 
 def versions() -> dict[str, str]:
-    """Of this library, of Python, and of what the numbers depend on."""
-    found = {"python": platform.python_version()}
+    """The versions of Python, of this library, and of the libraries that its numbers depend on."""
+    by_name = {"python": platform.python_version()}
     for name in ("bayesrule", "jax", "jaxlib", "numpy", "scipy", "scikit-learn"):
         try:
-            found[name] = version(name)
-        except PackageNotFoundError:  # run from a checkout
-            found[name] = "unknown"
-    return found
+            by_name[name] = version(name)
+        except PackageNotFoundError:  # A source tree that was not installed.
+            by_name[name] = "unknown"
+    return by_name

@@ -1,4 +1,4 @@
-"""Watching an estimator's fits: shown as they go, saved as they go, taken up again where they were cut."""
+"""Watching the fits of an estimator: they are shown and saved while they run, and resumed if they were interrupted."""
 
 from __future__ import annotations
 
@@ -12,13 +12,23 @@ import numpy as np
 
 from ..fitting.fit import fit
 from ..fitting.result import Result, load
+from ..rule.rule import Rule
 
-_SAVED_EVERY = 1.0  # seconds; what takes less is done again as quickly as it is read
+_SAVE_INTERVAL = 1.0  # Seconds; a shorter fit is repeated as quickly as it would be read from a file.
 
 
 @dataclass(frozen=True)
-class Look:
-    """Where a fit is: steps of how many, the bound (or the loss), and the held-out NLL where it was looked at."""
+class Progress:
+    """How far a fit is.
+
+    Args:
+        fit: the number of the fit, from 0; an estimator may run several.
+        step: steps taken.
+        steps: steps at most.
+        value: the bound, or the objective where there is no bound.
+        is_bound: which of the two `value` is.
+        heldout: the last held-out NLL; None where it has not been computed.
+    """
 
     fit: int
     step: int
@@ -30,57 +40,67 @@ class Look:
 
 @dataclass
 class Watcher:
-    """Stands in for `fit` inside an estimator.
+    """Called by an estimator in place of `bayesrule.fit` (`Estimator._run`).
 
-    Fits are numbered in the order in which they are asked for, which a second run repeats; one that takes longer than
-    a second is saved in `folder` as it goes, and taken up from there. `heldout(q)` is looked at every second. Where the
-    fits are not `bounded`, what they call a bound is none.
+    Fits are numbered in the order in which the estimator asks for them, which is the same when a run is resumed. A fit
+    that takes longer than a second is saved in `folder` every second, and resumed from there.
+
+    Args:
+        folder: where fits are saved; None saves nothing.
+        show: called with the progress of a fit after every chunk of steps.
+        heldout: the held-out NLL under a posterior q, computed once a second.
+        bound_is_evidence: whether the bounds of the fits bound the log evidence (`Estimator._bound_is_evidence`); if
+            not, the objective is shown and recorded instead.
+        traces: the trace of every finished fit.
+        rules: the rule of every finished fit.
+        reasons: why every finished fit ended (`Result.reason`).
+        heldout_scores: (steps over all fits, held-out NLL), in the order in which they were computed.
     """
 
     folder: Path | None = None
-    show: Callable[[Look], None] | None = None
+    show: Callable[[Progress], None] | None = None
     heldout: Callable[[Any], float] | None = None
-    bounded: bool = True
+    bound_is_evidence: bool = True
     traces: list[dict[str, np.ndarray]] = field(default_factory=list)
-    rules: list[Any] = field(default_factory=list)
+    rules: list[Rule] = field(default_factory=list)
     reasons: list[str] = field(default_factory=list)
-    looks: list[tuple[int, float]] = field(default_factory=list)
+    heldout_scores: list[tuple[int, float]] = field(default_factory=list)
 
-    def fit(self, rule: Any, objective: Any, start: Any, data: Any = None, *, steps: int, **options: Any) -> Result:
-        """What `bayesrule.fit` gives, with the trace of all steps also where some were taken before."""
+    def fit(self, rule: Rule, objective: Any, start: Any, data: Any = None, *, steps: int, **options: Any) -> Result:
+        """Run `bayesrule.fit`; the trace of a resumed fit includes the steps before the interruption."""
         number = len(self.traces)
         path = None if self.folder is None else self.folder / f"fit{number}.npz"
-        before = load(path) if path is not None and path.exists() else None
-        earlier = {} if before is None else before.trace
-        ended = before is not None and before.reason != "steps"
-        taken = 0 if before is None else before.steps
+        saved = load(path) if path is not None and path.exists() else None
+        saved_trace = {} if saved is None else saved.trace
+        had_ended = saved is not None and saved.reason != "steps"
+        steps_before = 0 if saved is None else saved.steps
         offset = sum(len(trace["objective"]) for trace in self.traces)
-        last: float | None = None  # the first call comes after compiling, which is no reason to save
+        last_saved: float | None = None
 
-        def passing(result: Result) -> None:
-            nonlocal last
+        def report_progress(result: Result) -> None:
+            nonlocal last_saved
             now = time.perf_counter()
-            last = now if last is None and _SAVED_EVERY > 0 else last
-            trace = _joined(earlier, result.trace)
-            if last is None or now - last > _SAVED_EVERY:
-                last = now
+            if last_saved is None and _SAVE_INTERVAL > 0:
+                last_saved = now  # The interval starts at the first call, so that it does not include compilation.
+            trace = _concatenate(saved_trace, result.trace)
+            if last_saved is None or now - last_saved > _SAVE_INTERVAL:
+                last_saved = now
                 if self.heldout is not None:
-                    self.looks.append((offset + result.steps, self.heldout(result.q)))
+                    self.heldout_scores.append((offset + result.steps, self.heldout(result.q)))
                 if path is not None:
-                    _with(result, trace).save(path)
+                    _with_trace(result, trace).save(path)
             if self.show is not None and len(trace["objective"]):
-                known = "bound" if self.bounded and "bound" in trace else "objective"
-                heldout = self.looks[-1][1] if self.looks else None
-                value = float(trace[known][-1])
-                self.show(Look(number, result.steps, steps, value, known == "bound", heldout))
+                name = "bound" if self.bound_is_evidence and "bound" in trace else "objective"
+                heldout = self.heldout_scores[-1][1] if self.heldout_scores else None
+                value = float(trace[name][-1])
+                self.show(Progress(number, result.steps, steps, value, name == "bound", heldout))
 
-        remaining = 0 if ended else max(0, steps - taken)
-        result = fit(
-            rule, objective, start if before is None else before, data, steps=remaining, progress=passing, **options
-        )
-        result.trace = _joined(earlier, result.trace)
-        if before is not None and ended:
-            result.reason = before.reason
+        remaining = 0 if had_ended else max(0, steps - steps_before)
+        begin = start if saved is None else saved
+        result = fit(rule, objective, begin, data, steps=remaining, progress=report_progress, **options)
+        result.trace = _concatenate(saved_trace, result.trace)
+        if saved is not None and had_ended:
+            result.reason = saved.reason
         if result.reason == "interrupted":
             if path is not None:
                 result.save(path)
@@ -91,24 +111,24 @@ class Watcher:
         return result
 
     def trace(self) -> dict[str, np.ndarray]:
-        """All fits after one another."""
-        kinds = ("objective", "bound") if self.bounded else ("objective",)
-        names = [name for name in kinds if all(name in trace for trace in self.traces)]
+        """The traces of all fits, concatenated, and the held-out scores ("heldout_step", "heldout_nll")."""
+        candidates = ("objective", "bound") if self.bound_is_evidence else ("objective",)
+        names = [name for name in candidates if all(name in trace for trace in self.traces)]
         joined = {name: np.concatenate([trace[name] for trace in self.traces]) for name in names if self.traces}
-        if self.looks:
-            joined["heldout_step"] = np.array([step for step, _ in self.looks])
-            joined["heldout_nll"] = np.array([value for _, value in self.looks])
+        if self.heldout_scores:
+            joined["heldout_step"] = np.array([step for step, _ in self.heldout_scores])
+            joined["heldout_nll"] = np.array([nll for _, nll in self.heldout_scores])
         return joined
 
-    def starts(self) -> list[int]:
-        """The step at which each fit began."""
+    def first_steps(self) -> list[int]:
+        """The place in the concatenated trace where each fit begins."""
         lengths = [len(trace["objective"]) for trace in self.traces]
-        return [int(sum(lengths[:place])) for place in range(len(lengths))]
+        return [int(sum(lengths[:index])) for index in range(len(lengths))]
 
 
-def _joined(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _concatenate(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {name: np.concatenate([first[name], values]) if name in first else values for name, values in second.items()}
 
 
-def _with(result: Result, trace: dict[str, np.ndarray]) -> Result:
+def _with_trace(result: Result, trace: dict[str, np.ndarray]) -> Result:
     return Result(result.state, result.reason, trace, result.key, result.normalized, None)

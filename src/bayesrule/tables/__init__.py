@@ -1,1 +1,1 @@
-"""Tables: read from files, described, guessed at, and turned into numbers that a model takes."""
+"""Tables: read from files, described, and encoded as numbers for a model; and the task that a target suggests."""

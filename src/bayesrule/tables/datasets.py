@@ -1,4 +1,4 @@
-"""Data by name: small sets that come with scikit-learn, and two series of the textbooks."""
+"""Data by name: small data sets that come with scikit-learn, and two series from textbooks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from .tables import Column, InputError, Table
 
 @dataclass(frozen=True)
 class Dataset:
-    """A name, what it is, and how to get it: the table and the column to predict."""
+    """A table by name, with the column to predict (and, for a series, the column of times)."""
 
     name: str
-    what: str
+    description: str
     target: str
     load: Callable[[], Table]
     time: str | None = None
@@ -28,8 +28,8 @@ def _sklearn(name: str, target: str, *, labelled: bool = False) -> Callable[[], 
 
         bunch = getattr(datasets, f"load_{name}")()
         columns = {
-            str(feature): Column(str(feature), numbers=np.asarray(bunch.data[:, place], float))
-            for place, feature in enumerate(bunch.feature_names)
+            str(feature): Column(str(feature), numbers=np.asarray(bunch.data[:, index], float))
+            for index, feature in enumerate(bunch.feature_names)
         }
         if labelled:
             columns[target] = Column.of_text(target, [str(bunch.target_names[label]) for label in bunch.target])
@@ -44,14 +44,14 @@ def _series(name: str, *columns: str) -> Callable[[], Table]:
     def load() -> Table:
         text = resources.files("bayesrule.tables").joinpath(f"{name}.csv").read_text(encoding="utf-8")
         values = np.loadtxt(text.splitlines(), delimiter=",", skiprows=1, comments="#")
-        return Table({one: Column(one, numbers=values[:, place]) for place, one in enumerate(columns)}, name)
+        return Table({label: Column(label, numbers=values[:, index]) for index, label in enumerate(columns)}, name)
 
     return load
 
 
 DATASETS = {
-    one.name: one
-    for one in (
+    entry.name: entry
+    for entry in (
         Dataset(
             "breast_cancer",
             "569 tumours, 30 measurements of their cells: malignant or benign",
@@ -72,7 +72,7 @@ DATASETS = {
         ),
         Dataset(
             "diabetes",
-            "442 patients, 10 measurements: how the disease went on in a year",
+            "442 patients, 10 measurements: the progression of the disease in a year",
             "progression",
             _sklearn("diabetes", "progression"),
         ),
@@ -94,7 +94,7 @@ DATASETS = {
 
 
 def dataset(name: str) -> Dataset:
-    """The one of this name."""
+    """The data set of this name."""
     if name not in DATASETS:
-        raise InputError(f"There is no data named {name!r}: there are {', '.join(DATASETS)}.")
+        raise InputError(f"There is no data set {name!r}: the data sets are {', '.join(DATASETS)}.")
     return DATASETS[name]

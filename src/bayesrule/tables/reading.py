@@ -1,4 +1,4 @@
-"""Files as tables: CSV (plain or gzipped), Parquet and NPZ, by pyarrow, which reads the first two in parallel."""
+"""Reading tables from files: CSV (plain or gzipped) and Parquet by pyarrow, which is parallel, and NPZ by NumPy."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ import numpy as np
 from .tables import DATES, Column, InputError, Table
 
 _NULLS = ["", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "?"]
-_MOSTLY = 0.95  # of the values: numbers with a few other things among them
-_CLUES = {b"PAR1": "parquet", b"PK\x03\x04": "npz", b"\x1f\x8b": "csv"}
+_MOSTLY = 0.95  # A text column with this share of numbers is numeric, and its other values are missing.
+_MAGIC = {b"PAR1": "parquet", b"PK\x03\x04": "npz", b"\x1f\x8b": "csv"}
 
 
 def read(path: str | Path, categories: Sequence[str] = ()) -> Table:
-    """The table in a file, by its content: `.csv`, `.tsv`, `.csv.gz`, `.parquet` or `.npz`.
+    """Read a CSV file (any of , ; tab | as the delimiter; also gzipped), a Parquet or an NPZ file, told by its content.
 
-    Columns that are known to be `categories` are read as text: else 01 would be the number 1 where all happen to be
-    digits.
+    Args:
+        path: the file.
+        categories: columns that are read as text even if all values look like numbers: a code 01 is not the number 1.
     """
     path = Path(path)
     if not path.exists():
@@ -38,10 +39,10 @@ def read(path: str | Path, categories: Sequence[str] = ()) -> Table:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
     if not start.strip():
         raise InputError(f"{path} is empty.")
-    kind = next((kind for clue, kind in _CLUES.items() if start.startswith(clue)), "csv")
+    kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "csv")
     if kind == "csv" and b"\0" in start and not start.startswith(b"\x1f\x8b"):
         raise InputError(f"{path} is not a table: it looks like a binary file. CSV, Parquet and NPZ files can be read.")
-    columns = _csv(path, categories) if kind == "csv" else {"parquet": _parquet, "npz": _npz}[kind](path)
+    columns = _read_csv(path, categories) if kind == "csv" else {"parquet": _read_parquet, "npz": _read_npz}[kind](path)
     table = Table(columns, path.name)
     if not table.rows:
         raise InputError(f"{path} has a header and no rows.")
@@ -51,14 +52,14 @@ def read(path: str | Path, categories: Sequence[str] = ()) -> Table:
 # CSV and Parquet.
 
 
-def _csv(path: Path, categories: Sequence[str]) -> dict[str, Column]:
+def _read_csv(path: Path, categories: Sequence[str]) -> dict[str, Column]:
     import pyarrow as pa
     from pyarrow import csv
 
-    header = _header(path)
+    header = _read_header(path)
     delimiter = max(",;\t|", key=header.count)
 
-    def tried(encoding: str, types: Any = None) -> Any:
+    def parse(encoding: str, types: Any = None) -> Any:
         return csv.read_csv(
             path,
             read_options=csv.ReadOptions(encoding=encoding),
@@ -70,29 +71,30 @@ def _csv(path: Path, categories: Sequence[str]) -> dict[str, Column]:
     known = dict.fromkeys(categories, pa.string())
     for encoding in ("utf-8", "latin-1"):
         try:
-            table = tried(encoding, known)
+            table = parse(encoding, known)
             if encoding == "utf-8" and any(pa.types.is_binary(kind) for kind in table.schema.types):
-                continue  # text that is not UTF-8 is read as bytes
-            return _converted(table, path, categories)
+                continue  # pyarrow reads text that is not UTF-8 as bytes.
+            return _as_columns(table, path, categories)
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             failure = error
             if "conversion error" in str(error) and "UTF8" not in str(error).upper():
-                # A column that changes its type far down the file: read all as text, and look at it whole.
+                # pyarrow infers types from the first block. If a later value does not fit, read everything as text:
+                # `_text_column` then decides with all values at hand.
                 names = [name.strip().strip('"') for name in header.split(delimiter)]
-                return _converted(tried(encoding, dict.fromkeys(names, pa.string())), path, categories)
+                return _as_columns(parse(encoding, dict.fromkeys(names, pa.string())), path, categories)
         except OSError as error:
-            raise InputError(f"{path} cannot be read: is the file damaged? ({_line(error)})") from error
-    text = _line(failure)
-    found = re.search(r"Expected (\d+) columns, got (\d+)(?:: (.{0,40}))?", text)
-    if found:
-        where = f" ({found[3]} …)" if found[3] else ""
+            raise InputError(f"{path} cannot be read: is the file damaged? ({_first_line(error)})") from error
+    text = _first_line(failure)
+    mismatch = re.search(r"Expected (\d+) columns, got (\d+)(?:: (.{0,40}))?", text)
+    if mismatch:
+        excerpt = f" ({mismatch[3]} …)" if mismatch[3] else ""
         raise InputError(
-            f"{path} is not a table: a line{where} has {found[2]} columns where the header has {found[1]}."
+            f"{path} is not a table: a line{excerpt} has {mismatch[2]} columns where the header has {mismatch[1]}."
         ) from failure
     raise InputError(f"{path} cannot be read as CSV: {text}") from failure
 
 
-def _header(path: Path) -> str:
+def _read_header(path: Path) -> str:
     with path.open("rb") as file:
         opened = gzip.open if file.read(2) == b"\x1f\x8b" else open
     try:
@@ -102,25 +104,25 @@ def _header(path: Path) -> str:
                 raise InputError(f"{path} is not a table: it looks like a binary file.")
             return header
     except (OSError, EOFError) as error:
-        raise InputError(f"{path} cannot be read: is the file damaged? ({_line(error)})") from error
+        raise InputError(f"{path} cannot be read: is the file damaged? ({_first_line(error)})") from error
 
 
-def _parquet(path: Path) -> dict[str, Column]:
+def _read_parquet(path: Path) -> dict[str, Column]:
     import pyarrow as pa
     from pyarrow import parquet
 
     try:
-        return _converted(parquet.read_table(path), path)
+        return _as_columns(parquet.read_table(path), path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{path} cannot be read as Parquet: {_line(error)}") from error
+        raise InputError(f"{path} cannot be read as Parquet: {_first_line(error)}") from error
 
 
-def _converted(table: Any, path: Path, categories: Sequence[str] = ()) -> dict[str, Column]:
-    names = [name.strip() or f"column {place + 1}" for place, name in enumerate(table.column_names)]
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
+def _as_columns(table: Any, path: Path, categories: Sequence[str] = ()) -> dict[str, Column]:
+    names = [name.strip() or f"column {index + 1}" for index, name in enumerate(table.column_names)]
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
         raise InputError(
-            f"{path} has more than one column named {twice[0]!r}: rename them, so that each has its own name."
+            f"{path} has more than one column named {repeated[0]!r}: rename them, so that each has its own name."
         )
     columns = [_column(name, values, name in categories) for name, values in zip(names, table.columns, strict=True)]
     return {column.name: column for column in columns}
@@ -145,32 +147,33 @@ def _column(name: str, values: Any, category: bool = False) -> Column:
     if pa.types.is_null(kind):
         return Column(name, numbers=np.full(len(values), np.nan))
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _text(name, values, category)
-    return Column(name, numbers=np.full(len(values), np.nan), note=f"values of type {kind} are not read")
+        return _text_column(name, values, category)
+    return Column(name, numbers=np.full(len(values), np.nan), note=f"is left out: values of type {kind} cannot be read")
 
 
-def _text(name: str, values: Any, category: bool) -> Column:
-    """Categories; or numbers, where nearly all of the text is."""
+def _text_column(name: str, values: Any, category: bool) -> Column:
+    """A column of text: numbers if nearly all values are numbers and it is not known as a category."""
     from pyarrow import compute
 
     encoded = compute.call_function("utf8_trim_whitespace", [values]).combine_chunks().dictionary_encode()
     levels = np.array([*encoded.dictionary.to_pylist(), ""], dtype=object)
     codes = np.asarray(encoded.indices.fill_null(len(levels) - 1))
-    there = codes < len(levels) - 1
-    parsed = np.array([_number(level) for level in levels])
-    share = np.isfinite(parsed[codes[there]]).mean() if there.any() else 0.0
-    if not category and (share == 1.0 or (share >= _MOSTLY and there.sum() > 20)):
+    present = codes < len(levels) - 1
+    parsed = np.array([_parse_number(level) for level in levels])
+    share = np.isfinite(parsed[codes[present]]).mean() if present.any() else 0.0
+    if not category and (share == 1.0 or (share >= _MOSTLY and present.sum() > 20)):
         odd = [str(level) for level, number in zip(levels[:-1], parsed[:-1], strict=True) if np.isnan(number)]
-        count = int(np.isnan(parsed[codes[there]]).sum())
+        count = int(np.isnan(parsed[codes[present]]).sum())
         shown = ", ".join(map(repr, odd[:3]))
-        note = f"{count} values that are not numbers ({shown}) are taken as missing" if odd else ""
+        note = f"{count} values that are not numbers ({shown}) are treated as missing" if odd else ""
         return Column(name, numbers=parsed[codes], note=note)
     order = np.argsort(levels[:-1].astype(str))
-    places = np.append(np.argsort(order), -1)
-    return Column(name, codes=places[codes], levels=tuple(str(levels[place]) for place in order))
+    sorted_codes = np.append(np.argsort(order), -1)
+    return Column(name, codes=sorted_codes[codes], levels=tuple(str(levels[index]) for index in order))
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
+    """The number that a text stands for, or NaN."""
     try:
         return float(text)
     except ValueError:
@@ -180,20 +183,23 @@ def _number(text: str) -> float:
 # NPZ.
 
 
-def _npz(path: Path) -> dict[str, Column]:
+def _read_npz(path: Path) -> dict[str, Column]:
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
     except Exception as error:
-        raise InputError(f"{path} cannot be read as NPZ (arrays without pickled objects): {_line(error)}") from error
+        raise InputError(
+            f"{path} cannot be read as NPZ (arrays without pickled objects): {_first_line(error)}"
+        ) from error
     names = [str(name) for name in arrays.pop("feature_names", [])]
     columns: dict[str, Column] = {}
     for name, array in arrays.items():
         if array.ndim == 1:
             columns[name] = _array_column(name, array)
         elif array.ndim == 2:
-            given = names if len(names) == array.shape[1] else [f"{name}{place}" for place in range(array.shape[1])]
-            columns |= {one: _array_column(one, array[:, place]) for place, one in enumerate(given)}
+            width = array.shape[1]
+            labels = names if len(names) == width else [f"{name}{index}" for index in range(width)]
+            columns |= {label: _array_column(label, array[:, index]) for index, label in enumerate(labels)}
     lengths = {len(column) for column in columns.values()}
     if len(lengths) != 1:
         shapes = {name: array.shape for name, array in arrays.items()}
@@ -209,5 +215,5 @@ def _array_column(name: str, array: np.ndarray) -> Column:
     return Column.of_text(name, [str(value) or None for value in array])
 
 
-def _line(error: Any) -> str:
+def _first_line(error: Any) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__

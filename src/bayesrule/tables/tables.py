@@ -12,12 +12,20 @@ DATES = "dates, in days since 1970"
 
 
 class InputError(ValueError):
-    """Something that whoever gave the data or the settings can mend: one line that says what, and what to do."""
+    """A mistake in the data or the settings. The message is one line: what is wrong, and what to do about it."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """Numbers (NaN is missing), or categories: places among the `levels` (−1 is missing)."""
+    """A column of numbers or of categories.
+
+    Args:
+        name: the column's name.
+        numbers: the values of a numeric column, NaN where missing.
+        codes: the values of a categorical column as indices into `levels`, −1 where missing.
+        levels: the different values of a categorical column.
+        note: a remark for the user about how it was read.
+    """
 
     name: str
     numbers: np.ndarray | None = None
@@ -37,37 +45,37 @@ class Column:
         """Which rows have no value."""
         if self.codes is not None:
             return self.codes < 0
-        assert self.numbers is not None  # a column has one or the other
+        assert self.numbers is not None  # A column has either numbers or codes.
         return np.isnan(self.numbers)
 
-    def taken(self, rows: Any) -> Column:
-        """Some of its rows."""
-        pick = lambda values: None if values is None else values[rows]
-        return Column(self.name, pick(self.numbers), pick(self.codes), self.levels, self.note)
+    def take(self, rows: Any) -> Column:
+        """The column at these rows: indices or a mask."""
+        select = lambda values: None if values is None else values[rows]
+        return Column(self.name, select(self.numbers), select(self.codes), self.levels, self.note)
 
     def labels(self) -> np.ndarray:
-        """Its values as text, whole numbers without a point; missing ones are empty."""
+        """The values as text: integers without a decimal point, missing values as the empty string."""
         if self.codes is not None:
             return np.array([*self.levels, ""])[self.codes]
         assert self.numbers is not None
-        return np.array(["" if np.isnan(x) else number_label(x) for x in self.numbers])
+        return np.array(["" if np.isnan(value) else number_label(value) for value in self.numbers])
 
     @staticmethod
     def of_text(name: str, values: Sequence[Any], note: str = "") -> Column:
-        """Categories from text; None is missing.
+        """A categorical column from text; None is missing.
 
         >>> Column.of_text("c", ["b", None, "a", "b"]).codes.tolist()
         [1, -1, 0, 1]
         """
-        there = np.array([value is not None for value in values], bool)
-        levels, places = np.unique([str(value) for value in values if value is not None], return_inverse=True)
-        codes = np.full(len(there), -1)
-        codes[there] = places
+        present = np.array([value is not None for value in values], bool)
+        levels, indices = np.unique([str(value) for value in values if value is not None], return_inverse=True)
+        codes = np.full(len(present), -1)
+        codes[present] = indices
         return Column(name, codes=codes, levels=tuple(map(str, levels)), note=note)
 
 
 def number_label(value: float) -> str:
-    """A number as a label.
+    """A number as text, an integer without a decimal point.
 
     >>> number_label(3.0), number_label(0.25)
     ('3', '0.25')
@@ -77,7 +85,7 @@ def number_label(value: float) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of the same length, and where they came from."""
+    """Columns of the same length, and the name of their source."""
 
     columns: dict[str, Column]
     source: str = ""
@@ -87,12 +95,12 @@ class Table:
     def rows(self) -> int:
         return len(next(iter(self.columns.values()))) if self.columns else 0
 
-    def taken(self, rows: Any) -> Table:
-        """Some of its rows."""
-        return Table({name: column.taken(rows) for name, column in self.columns.items()}, self.source, self.notes)
+    def take(self, rows: Any) -> Table:
+        """The table at these rows: indices or a mask."""
+        return Table({name: column.take(rows) for name, column in self.columns.items()}, self.source, self.notes)
 
     def column(self, name: str) -> Column:
-        """The column of this name, or an error that lists those there are."""
+        """The column of this name; otherwise an error that lists the columns."""
         if name not in self.columns:
             shown = ", ".join(list(self.columns)[:12]) + (", …" if len(self.columns) > 12 else "")
             raise InputError(f"{self.source} has no column {name!r}: it has {shown}.")

@@ -1,4 +1,4 @@
-"""Rows in the order of time, and the times that follow."""
+"""Rows in the order of time, remarks on irregular times, and the times of a forecast."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import numpy as np
 from .tables import DATES, InputError, Table
 
 
-def in_order(table: Table, time: str | None) -> tuple[np.ndarray, np.ndarray]:
-    """The rows in the order of time, and their times: numbers, or dates."""
+def order_by_time(table: Table, time: str | None) -> tuple[np.ndarray, np.ndarray]:
+    """The indices of the rows in the order of the column `time`, and the ordered times: numbers, or dates.
+
+    Without such a column the rows are in order already, at the times 0, 1, ….
+    """
     if time is None:
         return np.arange(table.rows), np.arange(table.rows, dtype=float)
     column = table.column(time)
     if column.numbers is None:
         raise InputError(f"The times in {time!r} are text: give numbers, or dates such as 2024-01-31.")
     if column.missing.any():
-        raise InputError(f"{int(column.missing.sum()):,} rows have no time in {time!r}: mend or remove them.")
+        raise InputError(f"{int(column.missing.sum()):,} rows have no time in {time!r}: fill in or remove them.")
     order = np.argsort(column.numbers, kind="stable")
     times = column.numbers[order]
     if column.note == DATES:
@@ -23,20 +26,20 @@ def in_order(table: Table, time: str | None) -> tuple[np.ndarray, np.ndarray]:
     return order, times
 
 
-def said_of(times: np.ndarray) -> list[str]:
-    """What is taken for granted of the times, where it is not so."""
+def irregularities(times: np.ndarray) -> list[str]:
+    """Warnings, as sentences, if the times are not evenly spaced: sequence models assume that they are."""
     gaps = np.diff(times).astype(float)
     if not len(gaps) or np.ptp(gaps) <= 0.15 * np.median(gaps):
         return []
-    twice = int((gaps == 0).sum())
-    notes = [f"{twice:,} times are there twice: their rows are taken one after the other"] if twice else []
-    return [*notes, "the times are not evenly spaced, and are taken as if they were: put empty rows into gaps"]
+    repeated = int((gaps == 0).sum())
+    notes = [f"{repeated:,} times occur more than once: their rows count as successive steps"] if repeated else []
+    return [*notes, "the times are not evenly spaced, and the model assumes that they are: add empty rows in the gaps"]
 
 
-def following(times: np.ndarray, steps: int) -> np.ndarray:
-    """The next times, as far apart as those before are in the middle.
+def next_times(times: np.ndarray, steps: int) -> np.ndarray:
+    """The next times, spaced by the median gap of those before.
 
-    >>> following(np.array([1.0, 3.0, 5.0]), 2).tolist()
+    >>> next_times(np.array([1.0, 3.0, 5.0]), 2).tolist()
     [7.0, 9.0]
     """
     gap = np.median(np.diff(times).astype(float)) if len(times) > 1 else 1.0

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...estimators import registry
 from ...runs.run import Run
 from ..calibration_math import CHANCE, chance_error
 from ..format_numbers import number, percent, several
@@ -14,19 +15,6 @@ from ..markup import Markup, joined, named, tag
 from ..measures import measure, winner
 from ..test_rows import classified, task
 
-MODELS = {
-    "RidgeRegression": "Bayesian linear regression",
-    "LogisticRegression": "Bayesian logistic regression",
-    "PoissonRegression": "Bayesian Poisson regression",
-    "MLPClassifier": "a Bayesian neural network",
-    "MLPRegressor": "a Bayesian neural network",
-    "BinaryMLPClassifier": "a neural network with binary weights",
-    "GaussianProcessRegressor": "a Gaussian process",
-    "GaussianProcessClassifier": "a Gaussian process",
-    "GaussianHMM": "a hidden Markov model",
-    "PoissonHMM": "a hidden Markov model of counts",
-    "LinearGaussianStateSpace": "a linear-Gaussian state space",
-}
 FIRST = {"binary": "accuracy", "classes": "accuracy", "regression": "rmse", "counts": "rmse", "sequence": "rmse"}
 
 
@@ -43,7 +31,7 @@ def source_name(run: Run) -> str:
 def model_name(run: Run) -> str:
     """The model in words, or its class's name."""
     made = str(run.config.get("estimator") or run.config.get("model") or "a model")
-    return MODELS.get(made, made)
+    return registry.title(made)
 
 
 def plain_title(run: Run) -> str:
