@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import bayesrule as blr
 from bayesrule import reference_checks as checks
 from bayesrule.cli import app
-from bayesrule.cli import table as looking
+from bayesrule.cli.table import _compile_quickly
 from bayesrule.reference_checks import CHECKS, Outcome
 from bayesrule.reference_checks.check import apart
 
@@ -105,5 +105,5 @@ def test_the_plain_table():
 
 def test_quick_compilation_leaves_a_process_that_has_jax(monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    looking._compile_quickly()
+    _compile_quickly()
     assert "XLA_FLAGS" not in os.environ
