@@ -1,6 +1,9 @@
-"""Every test runs in float64 on the CPU unless it says otherwise."""
+"""Every test runs in float64 on the CPU unless it says otherwise, and workers stay small."""
 
+import ctypes
+import gc
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -18,11 +21,44 @@ collect_ignore = [
     "reference/make_dynamax.py",
 ]
 
+RESIDENT_LIMIT = 1_200_000_000  # bytes; the next test may add some 200 MB before it is looked at again
+MAPS_LIMIT = 30_000  # of the 65,530 memory maps that Linux allows a process
 
-@pytest.fixture(scope="module", autouse=True)
-def few_maps():
-    """Every compiled program holds memory maps, of which Linux allows 65,530 to a process: let go of them in time."""
-    yield
-    maps = Path("/proc/self/maps")
-    if maps.exists() and maps.read_bytes().count(b"\n") > 30_000:
-        jax.clear_caches()
+
+def resident_bytes():
+    """The memory of this process, 0 where the system does not tell."""
+    statm = Path("/proc/self/statm")
+    return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
+
+
+def release_programs():
+    """Drop every compiled program: each holds about a megabyte and a dozen memory maps.
+
+    A program that another test needs again comes from the cache on disk where compiling it took long.
+    """
+    jax.clear_caches()
+    gc.collect()
+    if sys.platform == "linux":
+        # The C library keeps what was freed unless it is asked to return it.
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def pytest_collection_finish(session):
+    """Leave what collection made out of garbage collections: it stays until the end.
+
+    Compiling makes many objects, so the collector would walk through all modules again and again.
+    """
+    release_programs()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item, nextitem):
+    """Release compiled programs when the process has grown, or holds many maps (looked at once a file)."""
+    if resident_bytes() > RESIDENT_LIMIT:
+        release_programs()
+    elif nextitem is None or nextitem.path != item.path:
+        maps = Path("/proc/self/maps")
+        if maps.exists() and maps.read_bytes().count(b"\n") > MAPS_LIMIT:
+            release_programs()
