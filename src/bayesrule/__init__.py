@@ -10,6 +10,7 @@ from typing import Any
 _MODULES = {
     "rule.rule": "Rule",
     "rule.state": "State Info",
+    "rule.describe": "difference",
     "rule.multistart": "Search",
     "objectives.objective": "Objective",
     "objectives.batches": "Weighted Microbatches",

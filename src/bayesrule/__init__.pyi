@@ -91,6 +91,7 @@ from .recipes import vmp as vmp
 from .recipes import voggn as voggn
 from .recipes import vogn as vogn
 from .recipes import von as von
+from .rule.describe import difference as difference
 from .rule.multistart import Search as Search
 from .rule.rule import Rule as Rule
 from .rule.state import Info as Info

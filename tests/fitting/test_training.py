@@ -9,6 +9,7 @@ import optax
 import pytest
 
 import bayesrule as blr
+from bayesrule.rule.update import measure
 
 KEYS = jax.random.split(jax.random.key(0), 5)
 X = jax.random.normal(KEYS[0], (48, 4))
@@ -86,7 +87,7 @@ def test_samples_in_turn(name, antithetic):
     """`scan` averages what each turn's samples see, one turn after another."""
     rule = RULES[name].replace(points=blr.MonteCarlo(6, antithetic=antithetic, scan=True))
     q, key = rule.init(PARAMS, OBJECTIVE).q, jax.random.key(3)
-    measured = lambda rule: jax.jit(lambda key: rule.measure(OBJECTIVE, q, DATA, None, key))
+    measured = lambda rule: jax.jit(lambda key: measure(rule, OBJECTIVE, q, DATA, None, key))
     found = measured(rule)(key)
     single = measured(rule.replace(points=blr.MonteCarlo(2 if antithetic else 1, antithetic=antithetic)))
     turns = [single(k) for k in jax.random.split(jax.random.clone(key), 3 if antithetic else 6)]

@@ -30,13 +30,18 @@ class Family(eqx.Module):
     """How Table 1 names it."""
     meaning: ClassVar[str] = "q(θ) = h(θ) exp[⟨λ, T(θ)⟩ − A(λ)]  (section 1.2)"
     update: ClassVar[str] = "λ ← (1 − ρτ)λ − ρ ∇_μ E_q[ℓ̄ + τ log h]  (eq:bayes_learn_rule)"
-    """The rule in the family's own coordinates."""
+    """The rule in the family's own coordinates, as a formula for the printed derivation."""
     elementwise: ClassVar[bool] = False
     """Whether every entry of θ has parameters, and a step, of its own."""
     symmetric: ClassVar[bool] = False
     """Whether q is the same on either side of its mean."""
     is_mixture: ClassVar[bool] = False
     """Whether it is a mixture, whose components take a step each."""
+
+    @classmethod
+    def update_with(cls, part: type[Family]) -> str:
+        """The printed update, for a family that is made of members of another one (`part`); by default its own."""
+        return cls.update
 
     @classmethod
     def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:

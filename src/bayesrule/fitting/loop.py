@@ -16,6 +16,7 @@ from ..objectives.base import AbstractObjective
 from ..objectives.batches import Microbatches
 from ..rule.rule import Rule
 from ..rule.state import Info, State
+from ..rule.update import measure, rejects_by_zero_rate
 
 REASONS = ("steps", "converged", "not finite", "left the domain", "stalled")
 RUNNING, _CONVERGED, NOT_FINITE, _OUTSIDE, _STALLED = range(5)
@@ -79,7 +80,8 @@ def run_chunk(
     # The guard's look at the new q is the next step's measurement, if the batch and the points stay the same.
     reuse = rule.guard.evaluates and not rule.points.random and batch_size is None
     reuse = reuse and rule.steps.sweep is None and not (objective.random or rule.curvature.remembers)
-    reuse = reuse and (rule.points.delta or not rule.follows_temperature_schedule)  # a new temperature moves the points
+    # A new temperature moves the points.
+    reuse = reuse and (rule.points.delta or not rule.steps.follows_temperature_schedule)
 
     def body(carry: tuple) -> tuple:
         state, order, trace, _, streak, measured = carry
@@ -97,14 +99,14 @@ def run_chunk(
         place = state.count - first
         trace = {name: values.at[place].set(getattr(info, name)) for name, values in trace.items()}
         if not (
-            rule.guard.always_inside and rule.rejects_by_zero_rate(state.q)
+            rule.guard.always_inside and rejects_by_zero_rate(rule, state.q)
         ):  # else the old state needs no keeping, and no room
             good = info.finite & info.inside
             new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, state)
         new = dataclasses.replace(new, count=jnp.where(info.finite & info.inside, new.count, state.count))
         return new, order, trace, code, streak, measured if reuse else None
 
-    measured = rule.measure(objective, carry[0].q, parted(data), carry[0].aux, None) if reuse else None
+    measured = measure(rule, objective, carry[0].q, parted(data), carry[0].aux, None) if reuse else None
     return jax.lax.while_loop(unfinished, body, (*carry, measured))[:5]
 
 

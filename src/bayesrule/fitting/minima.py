@@ -31,17 +31,18 @@ class Minimum(NamedTuple):
 
 def minima(rule: Rule, objective: AbstractObjective, state: State, data: PyTree) -> list[Minimum]:
     """Every minimum that the search has recorded or is on its way to, the lowest first."""
+    search: Any = rule.search
     found, like = state.search, jax.tree.map(lambda x: x[0], state.q.each(lambda c: c.mean))
     # Empty places are polished too, and left out after: one shape, one compilation.
     starts = jnp.concatenate([found.position, ravel(state.q.each(lambda c: c.mean), 1)])
     hits = np.concatenate([np.asarray(found.hits), np.asarray(found.masses)])
     taken = np.concatenate([np.asarray(found.hits) > 0, np.ones(state.q.count, bool)])
     span = found.high - found.low
-    polished = _polished(rule.search.polish, objective, starts, like, data, span)
+    polished = _polished(search.polish, objective, starts, like, data, span)
     position, value, hessian, length, convex = map(np.asarray, polished)
     place = (position - np.asarray(found.low)) / np.asarray(span)
     true = taken & convex & (length < _POLISHED) & np.all((place >= 0) & (place <= 1), axis=1)
-    same = min(float(rule.search.radius), 10 * np.finfo(place.dtype).eps ** 0.5)  # polished, they agree to rounding
+    same = min(float(search.radius), 10 * np.finfo(place.dtype).eps ** 0.5)  # polished, they agree to rounding
     kept: list[int] = []
     for index in sorted(np.flatnonzero(true).tolist(), key=lambda i: (value[i], i)):
         twins = [k for k in kept if np.max(np.abs(place[k] - place[index])) < same]

@@ -1,9 +1,13 @@
-"""A step that takes a model's blocks in turn: each an ordinary step with the others where they are."""
+"""A step of a model, block by block: each group of blocks takes an ordinary update with the others held fixed.
+
+Variational message passing, EM and SVI are this sweep with different rates. Local blocks (one member per row of the
+data) and blocks that are read at their mode may repeat their step until λ stops changing before the sweep goes on.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,16 +17,24 @@ from ..factor_graph.data import Ragged, Rows
 from ..factor_graph.model import Model
 from ..families.point_mass import Peak
 from ..families.product import Product
+from ..numerics.random import Key
 from ..objectives.batches import Weighted
-from ..steps.guards import NoGuard
 from ..steps.schedule import at
 from ..steps.steps import Steps
 from ..steps.sweep import Sweep
 from .state import Info, State
+from .update import Request, StepResult, step_plain
+
+if TYPE_CHECKING:
+    from .rule import Rule
 
 
-def sweeps(rule: Any, objective: Any, batch: PyTree) -> bool:
-    """Whether a step takes blocks in turn: it says so, or local blocks stand alone beside rows that are weighted."""
+def sweeps(rule: Rule, objective: Any, batch: PyTree) -> bool:
+    """Whether a step takes a model's blocks in turn.
+
+    It does if the rule has a `Sweep`, or if the rows are weighted and the model has local blocks: a row's weight
+    multiplies its messages to the blocks that all rows share, but not those to the row's own block.
+    """
     if not isinstance(objective, Model):
         if rule.steps.sweep is not None:
             raise ValueError(
@@ -32,17 +44,15 @@ def sweeps(rule: Any, objective: Any, batch: PyTree) -> bool:
         return False
     if objective.part:
         return False
-    picked = isinstance(batch, Rows) and not (batch.index is None and batch.weights is None)
-    weighted = picked or isinstance(batch, Weighted)
+    selected = isinstance(batch, Rows) and not (batch.index is None and batch.weights is None)
+    weighted = selected or isinstance(batch, Weighted)
     return rule.steps.sweep is not None or (weighted and bool(objective.local))
 
 
-def step_blocks(
-    rule: Any, model: Model, state: State, batch: PyTree, key: Any, diagnose: bool, strict: bool
-) -> tuple[State, Info, None]:
-    """`Rule.advance`, block by block: section 5.2's coordinate-wise steps."""
+def step_blocks(rule: Rule, model: Model, state: State, batch: PyTree, key: Key | None, request: Request) -> StepResult:
+    """Move each group of blocks in turn, with the others where they are (section 5.2's coordinate-wise steps)."""
     rows = model.taken(batch)
-    q = _picked(state.q, model, rows.index)
+    q = _batch_part(state.q, model, rows.index)
     sweep = Sweep("parallel") if rule.steps.sweep is None else rule.steps.sweep
     groups = sweep.groups(model.order)
     if model.local and rows.index is None and rows.examples and model.rows(rows) != model.size:
@@ -50,27 +60,30 @@ def step_blocks(
             f"Local blocks have {model.size} rows and the batch {model.rows(rows)}: say which they are, "
             "blr.Rows(batch, index)."
         )
-    # Where there is one step in all, what it saw is all there is.
-    plain = len(groups) == 1 and rows.weights is None and sweep.peaks == 1 and sweep.local in (None, 1)
-    found = model.contributions(q, rows, key) if diagnose and not plain else None
+    # If the sweep is a single step of a single group, that step's own diagnostics are those of the sweep.
+    single = len(groups) == 1 and rows.weights is None and sweep.peaks == 1 and sweep.local in (None, 1)
+    contributions = model.contributions(q, rows, key) if request.diagnose and not single else None
     fractions, infos = {}, []
     for place, group in enumerate(groups):
-        own = None if key is None else jax.random.fold_in(key, place)
+        group_key = None if key is None else jax.random.fold_in(key, place)
         moved: dict[str, Any] = {}
-        for names in _alike(model, group, rows):  # what moves together starts from the same q
-            again = None if own is None else jax.random.clone(own)
-            part, info = _settled(rule, model, sweep, names, q, state, rows, again, diagnose, strict)
+        for names in _by_weighting(model, group, rows):  # Blocks of one group all start from the same q.
+            part_key = None if group_key is None else jax.random.clone(group_key)
+            part, info = _step_group(rule, model, sweep, names, q, state, rows, part_key, request)
             moved |= part.blocks
             infos.append(info)
             fractions |= dict.fromkeys(names, info.fraction)
         q = Product({**q.blocks, **moved})
-    whole = _returned(state.q, q, model, rows.index)
-    after = State(whole, state.count + 1, state.previous, state.average, state.aux, state.scale)
-    return after, _together(infos, fractions, found), None
+    full = _with_batch_part(state.q, q, model, rows.index)
+    after = State(full, state.count + 1, state.previous, state.average, state.aux, state.scale)
+    return after, _combined(infos, fractions, contributions), None
 
 
-def _alike(model: Model, names: tuple[str, ...], rows: Rows) -> list[tuple[str, ...]]:
-    """Local blocks apart from the others where rows are weighted: a row's own block does not feel its weight."""
+def _by_weighting(model: Model, names: tuple[str, ...], rows: Rows) -> list[tuple[str, ...]]:
+    """The group, or where rows are weighted its local blocks and its shared blocks.
+
+    A row's weight does not multiply the messages to the row's own block, so the two need objectives of their own.
+    """
     local = tuple(name for name in names if name in model.local)
     shared = tuple(name for name in names if name not in model.local)
     if rows.weights is None and rows.index is None:
@@ -78,57 +91,57 @@ def _alike(model: Model, names: tuple[str, ...], rows: Rows) -> list[tuple[str, 
     return [part for part in (local, shared) if part]
 
 
-def _settled(
-    rule: Any,
+def _step_group(
+    rule: Rule,
     model: Model,
     sweep: Sweep,
     names: tuple[str, ...],
     q: Product,
     state: State,
     rows: Rows,
-    key: Any,
-    diagnose: bool,
-    strict: bool,
+    key: Key | None,
+    request: Request,
 ) -> tuple[Product, Info]:
-    """A group of blocks after its step, or after as many as the sweep allows it."""
-    given = model.given(names, q)
-    whole = sweep.local is not None and all(name in model.local for name in names)
-    how = {"temperature": rule.steps.temperature, "units": rule.steps.units, "reverse": rule.steps.reverse}
-    plain = rule.replace(steps=Steps(1.0 if whole else rule.steps.rates, **how), name=rule.name)
+    """A group of blocks after its step, or after as many steps as the sweep allows it."""
+    conditional = model.given(names, q)
+    local = sweep.local is not None and all(name in model.local for name in names)
+    settings = {"temperature": rule.steps.temperature, "units": rule.steps.units, "reverse": rule.steps.reverse}
+    plain = rule.replace(steps=Steps(1.0 if local else rule.steps.rates, **settings), name=rule.name)
     first = Product({name: q.blocks[name] for name in names})
-    peaked = any(isinstance(block, Peak) for block in first.blocks.values())
-    most = (sweep.local or 1) if whole else sweep.peaks if peaked else 1
+    has_point_mass = any(isinstance(block, Peak) for block in first.blocks.values())
+    most = (sweep.local or 1) if local else sweep.peaks if has_point_mass else 1
 
-    def once(part: Product) -> tuple[Product, Info]:
-        after, info, _ = plain.advance(given, State(part, state.count), rows, key, diagnose=diagnose, strict=strict)
+    def step_once(part: Product) -> tuple[Product, Info]:
+        after, info, _ = step_plain(plain, conditional, State(part, state.count), rows, key, request)
         return after.q, info
 
     if most == 1:
-        return once(first)
-    if whole:
-        # Afresh at every visit: from where other topics left it, a document may not find its way to these.
+        return step_once(first)
+    if local:
+        # Restart local blocks at every visit: a warm start from the previous global parameters can trap them in a poor
+        # optimum.
         count = jax.tree.leaves(first)[0].shape[0]
         first = Product({name: model.local_start(name, count) for name in names})
 
-    def again(part: Product, rows: Rows) -> Product:
-        own = None if key is None else jax.random.clone(key)  # the same points, on purpose
-        if isinstance(plain.guard, NoGuard):
-            # Without what a step says of itself, which would double the time of a small one.
-            measured = plain.measure(given, part, rows, None, own)
-            return part.moved(plain.formed(given, State(part, state.count), measured)[0])
-        return plain.advance(given, State(part, state.count), rows, own, strict=strict)[0].q
+    unchecked = request._replace(diagnose=False, checked=False)
 
-    settle = lambda part, rows: _repeated(lambda part: again(part, rows), part, most, sweep.tolerance)
-    if whole and sweep.together is not None and len(names) == len(model.local):
-        part = _in_groups(settle, first, rows, sweep.together)
+    def step_again(part: Product, rows: Rows) -> Product:
+        same_key = None if key is None else jax.random.clone(key)  # Every repetition uses the same points.
+        return step_plain(plain, conditional, State(part, state.count), rows, same_key, unchecked)[0].q
+
+    def converge(part: Product, rows: Rows) -> Product:
+        return _repeated(lambda part: step_again(part, rows), part, most, sweep.tolerance)
+
+    if local and sweep.together is not None and len(names) == len(model.local):
+        part = _in_chunks(converge, first, rows, sweep.together)
     else:
-        part = settle(first, rows)
-    # A fit that is being followed wants to know what is still to gain: one more step says so.
-    return once(part) if diagnose else _seen_through(first, part, state.count, plain)
+        part = converge(first, rows)
+    # For diagnostics one more step is taken, since its decrement says how much is still to gain.
+    return step_once(part) if request.diagnose else _checked_at_the_end(first, part, state.count, plain)
 
 
-def _seen_through(first: Product, part: Product, count: Array, plain: Any) -> tuple[Product, Info]:
-    """What is known of steps that were repeated; the blocks as they were if the end is not a number."""
+def _checked_at_the_end(first: Product, part: Product, count: Array, plain: Rule) -> tuple[Product, Info]:
+    """The blocks after repeated unchecked steps, or as they were if the result is not finite; and an `Info` of both."""
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(part)]))
     part = jax.tree.map(lambda new, old: jnp.where(finite, new, old), part, first)
     inside, one, zero = jnp.all(part.inside()), jnp.ones(()), jnp.zeros(())
@@ -136,84 +149,85 @@ def _seen_through(first: Product, part: Product, count: Array, plain: Any) -> tu
     return part, Info(zero, rate, ~inside, one, finite, inside, decrement=zero)
 
 
-def _repeated(once: Callable[[Product], Product], part: Product, most: int, least: Any) -> Product:
-    """The same step again, at most so often, until λ changes by less than that."""
+def _repeated(step_once: Callable[[Product], Product], part: Product, most: int, tolerance: Any) -> Product:
+    """Repeat a step at most `most` times, until λ changes by no more than `tolerance`."""
 
     def body(carry: tuple) -> tuple:
-        new = once(carry[0])
+        new = step_once(carry[0])
         return new, _change(new, carry[0]), carry[2] + 1
 
     def unfinished(carry: tuple) -> Array:
-        return (carry[2] < most) & (carry[1] > least)
+        return (carry[2] < most) & (carry[1] > tolerance)
 
     start = (part, jnp.asarray(jnp.inf, _change(part, part).dtype), jnp.zeros((), int))
     return jax.lax.while_loop(unfinished, body, start)[0]
 
 
-_WIDTHS = 4
+_WIDTHS = 4  # Ragged rows are padded to one of this many widths, each of which is compiled.
 
 
-def _in_groups(settle: Callable[[Product, Rows], Product], part: Product, rows: Rows, size: int) -> Product:
-    """Some rows at a time, since rows of local blocks are independent: each group until its own have settled.
+def _in_chunks(converge: Callable[[Product, Rows], Product], part: Product, rows: Rows, size: int) -> Product:
+    """Converge `size` rows at a time: rows of local blocks are independent, so each chunk stops when its own are done.
 
-    Ragged rows are sorted by their lengths, and a group is cut to the shortest of a few widths that holds it.
+    Ragged rows are sorted by length, and each chunk is padded to the smallest of a few widths that holds it.
     """
     ragged = [x for x in rows.examples.values() if isinstance(x, Ragged)]
     count = jax.tree.leaves(part)[0].shape[0]
     order = jnp.argsort(ragged[0].lengths) if ragged else jnp.arange(count)
-    filled = order[jnp.minimum(jnp.arange(-(-count // size) * size), count - 1)]
-    grouped = lambda tree: jax.tree.map(lambda x: x[filled].reshape((-1, size, *x.shape[1:])), tree)
+    padded_order = order[jnp.minimum(jnp.arange(-(-count // size) * size), count - 1)]
+    chunked = lambda tree: jax.tree.map(lambda x: x[padded_order].reshape((-1, size, *x.shape[1:])), tree)
     widest = ragged[0].shape[1] if ragged else 0
     widths = sorted({min(widest, -(-widest * i // _WIDTHS // 16) * 16 or 16) for i in range(1, _WIDTHS)} | {widest})
 
     def cut(examples: dict[str, Any], width: int) -> Rows:
-        short = lambda x: x.cut(width) if isinstance(x, Ragged) else x
-        return Rows({name: short(x) for name, x in examples.items()}, None, None)
+        shortened = lambda x: x.cut(width) if isinstance(x, Ragged) else x
+        return Rows({name: shortened(x) for name, x in examples.items()}, None, None)
 
-    def one(group: tuple[Product, dict[str, Any]]) -> Product:
-        part, examples = group
+    def converge_chunk(chunk: tuple[Product, dict[str, Any]]) -> Product:
+        part, examples = chunk
         if not ragged:
-            return settle(part, Rows(examples, None, None))
+            return converge(part, Rows(examples, None, None))
         longest = jnp.max(next(x for x in examples.values() if isinstance(x, Ragged)).lengths)
-        branches = [lambda p, e, w=w: settle(p, cut(e, w)) for w in widths]
+        branches = [lambda p, e, w=w: converge(p, cut(e, w)) for w in widths]
         return jax.lax.switch(jnp.sum(longest > jnp.asarray(widths)), branches, part, examples)
 
-    found = jax.lax.map(one, (grouped(part), grouped(rows.examples)))
-    back = jnp.zeros(count, int).at[order].set(jnp.arange(count))
-    return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:]))[back], found)
+    chunks = jax.lax.map(converge_chunk, (chunked(part), chunked(rows.examples)))
+    original_order = jnp.zeros(count, int).at[order].set(jnp.arange(count))
+    return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:]))[original_order], chunks)
 
 
 def _change(new: Product, old: Product) -> Array:
-    """The mean change of λ in a row, at its largest."""
+    """The mean absolute change of λ in each row, maximised over the rows."""
     changes = jax.tree.map(lambda n, o: jnp.abs(n - o), new.natural(), old.natural())
-    rows = [jnp.mean(x, axis=tuple(range(1, x.ndim))) for x in jax.tree.leaves(changes)]
-    return jnp.max(jnp.stack([jnp.max(row) for row in rows]))
+    row_means = [jnp.mean(x, axis=tuple(range(1, x.ndim))) for x in jax.tree.leaves(changes)]
+    return jnp.max(jnp.stack([jnp.max(row) for row in row_means]))
 
 
-def _picked(q: Product, model: Model, index: Array | None) -> Product:
-    """q with the rows of its local blocks that the batch is about."""
+def _batch_part(q: Product, model: Model, index: Array | None) -> Product:
+    """q with those rows of its local blocks that are in the batch."""
     if index is None or not model.local:
         return q
     own = {name: jax.tree.map(lambda x: x.at[index].get(mode="clip"), q.blocks[name]) for name in model.local}
     return Product({**q.blocks, **own})
 
 
-def _returned(q: Product, part: Product, model: Model, index: Array | None) -> Product:
-    """All of q, with the batch's rows put back; a row of no place (a ragged batch's filling) is dropped."""
+def _with_batch_part(q: Product, part: Product, model: Model, index: Array | None) -> Product:
+    """All of q, with the batch's rows of its local blocks replaced; padding has no valid index and is dropped."""
     if index is None or not model.local:
         return part
-    put = lambda whole, rows: whole.at[index].set(rows, mode="drop")
+    put = lambda full, rows: full.at[index].set(rows, mode="drop")
     own = {name: jax.tree.map(put, q.blocks[name], part.blocks[name]) for name in model.local}
     return Product({**part.blocks, **own})
 
 
-def _together(infos: list[Info], fractions: dict[str, Array], found: dict[str, Any] | None) -> Info:
+def _combined(infos: list[Info], fractions: dict[str, Array], contributions: dict[str, Any] | None) -> Info:
+    """The info of a sweep from those of its groups; `contributions` has the terms of the bound before the sweep."""
     total = lambda values: sum(values, start=jnp.zeros(()))
     last = infos[-1]
     loss, bound = last.objective, last.bound if len(infos) == 1 else None
-    if found is not None:
-        loss = -total(found["factors"].values())
-        bound = total(found["blocks"].values()) - loss
+    if contributions is not None:
+        loss = -total(contributions["factors"].values())
+        bound = total(contributions["blocks"].values()) - loss
     return Info(
         loss,
         last.rate,

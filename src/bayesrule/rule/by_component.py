@@ -1,94 +1,91 @@
-"""A step of a mixture: an ordinary step of every component, side by side, and one of the weights."""
+r"""A step of a mixture: an ordinary update of every component, side by side, and then one of the weights.
+
+With the responsibilities $r_k(θ) = q(z = k | θ)$, $\log q = \log q_k + \log π_k − \log r_k$. So the rule on the joint
+q(θ, z) is, for each component k, the ordinary rule on the loss $\barℓ − τ\log r_k$ (`eq:exp-von1`, `eq:exp-von2`):
+a mixture needs no arithmetic of its own.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from ..curvature.measurement import Measurement
+from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..steps.schedule import at
 from ..steps.step import Step
 from .state import Info, State
+from .update import Request, StepResult, at_temperature, for_each_component, measure, update
 
-
-def on_each(q: Any, function: Callable[..., Any], key: Any, *trees: PyTree) -> Any:
-    """function(component, key, −log r_k, its slice of the trees) for every component, along a leading axis."""
-    indices = jnp.arange(q.count)
-    if key is None:
-        return jax.vmap(lambda c, k, *more: function(c, None, q.repulsion(k), *more))(q.components, indices, *trees)
-    own = jnp.reshape(key, (1,)) if q.count == 1 else jax.random.split(key, q.count)  # one component is the plain rule
-    return jax.vmap(lambda c, k, key, *more: function(c, key, q.repulsion(k), *more))(
-        q.components, indices, own, *trees
-    )
+if TYPE_CHECKING:
+    from .rule import Rule
 
 
 def step_components(
-    rule: Any,
-    objective: AbstractObjective,
-    state: State,
-    batch: PyTree,
-    key: Any,
-    diagnose: bool,
-    strict: bool,
-    measured: Measurement | None,
-) -> tuple[State, Info, Measurement | None]:
-    """`Rule.advance` for a mixture: component k's step is on the loss ℓ̄ − τ log r_k (`eq:exp-von1`, `eq:exp-von2`).
+    rule: Rule, objective: AbstractObjective, state: State, batch: PyTree, key: Key | None, request: Request
+) -> StepResult:
+    """Move every component on the loss ℓ̄ − τ log r_k, then the weights.
 
     Each component has its own guard, which judges its step with the others where they were. The weights move last, as
-    the categorical that they are, on what every component measured: the joint's Fisher information has a block for them
-    and one for each component.
+    the categorical distribution that they are, on the energy that every component measured: the Fisher information of
+    the joint is block diagonal, with a block for the weights and one for each component.
+
+    In a search, components that have converged are recorded and restarted before the step. Then every component has a
+    step count of its own, its age, and the temperature is in units of the loss's standard deviation over the starts.
     """
     search = rule.search
     ages = jnp.full(state.q.count, state.count) if search is None else state.search.ages
-    state = dataclasses.replace(state, q=state.q.with_parts(state.q.each(rule.at_temperature, ages), state.q.choice))
-    heat = None
+    at_age = lambda component, age: at_temperature(rule, component, age)
+    state = dataclasses.replace(state, q=state.q.with_parts(state.q.each(at_age, ages), state.q.choice))
+    measured, temperature_scale = request.measured, None
     if search is not None:
-        measured = rule.measure(objective, state.q, batch, state.aux, key) if measured is None else measured
+        measured = measure(rule, objective, state.q, batch, state.aux, key) if measured is None else measured
         state, measured = search.restart_converged(rule, objective, state, measured, batch, key)
-        ages, heat = state.search.ages, state.search.loss_scale
+        ages, temperature_scale = state.search.ages, state.search.loss_scale
     q = state.q
 
-    def one(component: Any, key: Any, repulsion: Any, age: Array, average: Any, scale: Any, measured: Any) -> tuple:
+    def one(
+        component: Any, key: Key | None, correction: Any, age: Array, average: PyTree, scale: PyTree, measured: Any
+    ) -> StepResult:
         alone = State(component, age, None, average, state.aux, scale)
-        how: dict[str, Any] = {"diagnose": diagnose or search is not None, "strict": strict, "measured": measured}
-        return rule.advance(objective, alone, batch, key, latent_correction=repulsion, heat=heat, **how)
+        own = request._replace(diagnose=request.diagnose or search is not None, measured=measured)
+        return update(rule, objective, alone, batch, key, own, correction, temperature_scale)
 
-    after, seen, there = on_each(q, one, key, ages, state.average, state.scale, measured)
-    temperature = at(rule.steps.temperature, state.count) * (1.0 if heat is None else heat)
+    after, infos, remeasured = for_each_component(q, one, key, ages, state.average, state.scale, measured)
+    temperature = at(rule.steps.temperature, state.count) * (1.0 if temperature_scale is None else temperature_scale)
     rate, _ = rule.steps.rates_at(state.count, objective.size, temperature)
-    step = Step(seen.loss, None, rate, rate, temperature)
-    good = jnp.all(seen.finite)
+    step = Step(infos.loss, None, rate, rate, temperature)
+    good = jnp.all(infos.finite)
     choice = jax.tree.map(lambda new, old: jnp.where(good, new, old), q.chosen(step), q.choice)
-    found = None if search is None else search.noted(state.search, seen)
+    record = None if search is None else search.noted(state.search, infos)
     moved, aux = q.with_parts(after.q, choice), q.average(after.aux)
-    new = State(moved, state.count + 1, None, after.average, aux, after.scale, found)
-    info = _together(q, seen, step, diagnose)
-    if search is not None:  # a component that is stuck is given another start, and does not end the run
-        alive = search.alive(found)
+    new = State(moved, state.count + 1, None, after.average, aux, after.scale, record)
+    info = _combined(q, infos, step, request.diagnose)
+    if search is not None and record is not None:
+        # A component that cannot move is restarted, and does not end the run.
+        alive = search.alive(record)
         info = dataclasses.replace(info, finite=alive, inside=alive)
-    return new, info, there
+    return new, info, remeasured
 
 
-def _together(q: Any, seen: Info, step: Step, diagnose: bool) -> Info:
-    """One step's info from its components'."""
-    bound = q.average(seen.bound) + q.choice.entropy() if diagnose else None
+def _combined(q: Any, infos: Info, step: Step, diagnose: bool) -> Info:
+    """The info of a mixture's step from the infos of its components, stacked along a leading axis."""
+    bound = q.average(infos.bound) + q.choice.entropy() if diagnose else None
     decrement = None
     if diagnose:
         slope = dataclasses.replace(step, gradient=q.choice.enumerated_gradient(step.gradient, None))
-        decrement = q.average(seen.decrement) + (q.choice.decrement(slope) if q.learnt else 0.0)
+        decrement = q.average(infos.decrement) + (q.choice.decrement(slope) if q.learnt else 0.0)
     return Info(
-        q.average(seen.objective),
-        q.average(seen.rate),
-        jnp.any(seen.guard),
-        q.average(seen.fraction),
-        jnp.all(seen.finite),
-        jnp.all(seen.inside),
+        q.average(infos.objective),
+        q.average(infos.rate),
+        jnp.any(infos.guard),
+        q.average(infos.fraction),
+        jnp.all(infos.finite),
+        jnp.all(infos.inside),
         bound,
         decrement,
     )

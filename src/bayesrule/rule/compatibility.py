@@ -28,7 +28,6 @@ from ..points.quadrature import Enumeration, Quadrature
 from ..points.relaxed import Relaxed, Sign
 from ..points.sampling import MonteCarlo
 from ..steps.guards import Retraction
-from ..steps.schedule import Scheduled
 
 _MIXED = ("none", "diagonal", "full")
 _FITTING = {
@@ -75,9 +74,9 @@ def check(family: Start, points: Points, curvature: Curvature, steps: Any, guard
             f"Retraction curves the step of a Gaussian's precision; {kind.__name__} has none to move that way. Use "
             "Backtracking() or NoGuard()."
         )
-    if steps.reverse and not _one_rate(steps):
+    if steps.reverse and not steps.rates.single:
         raise ValueError("The reverse form steps in μ, where mean and precision move as one: give a single rate.")
-    if not (abstract or conditional or issubclass(kind, GaussianFamily | SpikeSlab | Product) or _one_rate(steps)):
+    if not (abstract or conditional or issubclass(kind, GaussianFamily | SpikeSlab | Product) or steps.rates.single):
         raise ValueError(f"Rates(mean, precision) are for a Gaussian's two parts; a {kind.__name__} takes one rate.")
     if isinstance(guard, Retraction) and steps.reverse:
         raise ValueError("Retraction is for steps in λ: with reverse=True use Backtracking() or NoGuard().")
@@ -137,15 +136,6 @@ def _check_width(points: Points, member: Any) -> None:
             )
 
 
-def _one_rate(steps: Any) -> bool:
-    mean, precision = steps.rates.mean, steps.rates.precision
-    if isinstance(mean, Scheduled) or isinstance(precision, Scheduled):
-        return getattr(mean, "schedule", mean) is getattr(precision, "schedule", precision)
-    # Traced numbers cannot be compared; they were when the rule was built.
-    plain = isinstance(mean, float | int) and isinstance(precision, float | int)
-    return not plain or mean == precision
-
-
 def _check_points(points: Points, curvature: Curvature) -> None:
     if isinstance(points, Delta) and isinstance(curvature, Stein):
         raise ValueError(
@@ -171,7 +161,7 @@ def _check_sites(points: Points, steps: Any) -> None:
     plain = isinstance(steps.temperature, float | int) and steps.temperature == 1 and steps.units == "natural"
     if not isinstance(points, Exact):
         raise ValueError("Sites() differentiate a model's factors in μ: use Exact() points, and points of the factors.")
-    if steps.reverse or steps.lazy or any(x is not None for x in others) or not plain or not _one_rate(steps):
+    if steps.reverse or steps.lazy or any(x is not None for x in others) or not plain or not steps.rates.single:
         raise ValueError(
             "Sites() take plain steps of all blocks at once, since λ is to stay their sum: one rate, temperature 1, "
             "no sweep, momentum, averaging, scaling, reverse or lazy form."

@@ -1,23 +1,36 @@
-"""Where the rule is, and what one step saw."""
+"""What a rule carries from step to step (`State`), and what it reports about one step (`Info`)."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Generic
 
 import equinox as eqx
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from ..families.base import Q
 
 
-class State(eqx.Module):
-    """Where the rule is: q, the step count, and what momentum, averaging, scaling, loss and search carry along."""
+class State(eqx.Module, Generic[Q]):
+    """What a rule carries from step to step: made by `Rule.init`, returned anew by `Rule.step`.
 
-    q: Any
-    count: Array
+    It is a pytree of arrays, so it can be carried through `jax.lax.scan` and saved with `blr.save`. Fields that an
+    algorithm does not need are None.
+    """
+
+    q: Q
+    """The current member of the family: the posterior, or the parameters as its mean."""
+    count: Int[Array, ""]
+    """How many steps have been taken; schedules are functions of it."""
     previous: Any = None
+    """For natural momentum, q before the last step; for the lazy form, the first q."""
     average: PyTree = None
+    """The average of the gradients (`GradientAverage`); for the lazy form, the sum of the natural gradients."""
     aux: PyTree = None
+    """What the objective carries along, such as batch statistics; with `Sites`, every factor's message."""
     scale: PyTree = None
+    """The curvature v of the mean loss (`Scaling` with a square root and a prior)."""
     search: Any = None
+    """The `SearchRecord` of a search for many minima."""
 
     @property
     def found(self) -> Any:
@@ -26,28 +39,31 @@ class State(eqx.Module):
 
 
 class Info(eqx.Module):
-    """What one step saw.
+    """How one step went: returned by `Rule.step`. All fields are arrays, or None where they do not apply."""
 
-    `objective` is ℓ̄ at the points used, `rate` the rate taken, in the units it was given in. `guard` says that the
-    plain step would have left Ω, `fraction` how much of it was taken. `finite` and `inside` say whether the loss and
-    its derivatives were finite numbers and the new λ in Ω; what was not finite leaves q as it was. `bound` is
-    the evidence lower bound and `decrement` the nats still to gain (½⟨∇, F∇⟩ of the natural gradient), where they
-    were asked for. `loss` is what a component of a mixture lowers, its E_q ℓ̄ − τH(q), `evaluations` how often the guard
-    measured it. `blocks` is the fraction of its step that each block of a sweep took; a sweep that is
-    not followed by its bound (on mini-batches) has as `objective` the factors that touch the last block.
-    """
-
-    objective: Array
-    rate: Array
-    guard: Array
-    fraction: Array
-    finite: Array
-    inside: Array
+    objective: Float[Array, ""]
+    """ℓ̄ at the points of this step, before the step. A sweep over blocks without its bound (on mini-batches) has the
+    sum of the factors that touch the last block."""
+    rate: Float[Array, ""]
+    """The mean's rate times the fraction of the step that was taken, in the units of `Steps`."""
+    guard: Bool[Array, ""]
+    """Whether the plain step would have left Ω."""
+    fraction: Float[Array, ""]
+    """How much of the step was taken: 1, or less if the guard shortened it."""
+    finite: Bool[Array, ""]
+    """Whether the loss and its derivatives were finite numbers. If not, q stays as it was."""
+    inside: Bool[Array, ""]
+    """Whether the new λ is in Ω."""
     bound: Any = None
+    """The evidence lower bound before the step, if asked for (`Rule.advance(…, diagnose=True)`)."""
     decrement: Any = None
+    """The nats still to gain, ½⟨∇, F∇⟩ of the natural gradient to second order, if asked for."""
     loss: Any = None
+    """For a component of a mixture: what its step lowers, E_q ℓ̄ − τH(q)."""
     evaluations: Any = None
+    """How often the guard measured the objective."""
     blocks: Any = None
+    """For a sweep over blocks: the fraction of its step that each block took, by name."""
 
     @property
     def looks(self) -> Any:

@@ -1,4 +1,7 @@
-"""What keeps λ inside Ω: nothing, a retraction, or a shorter step."""
+"""What keeps λ inside Ω: nothing, a retraction, or a shorter step.
+
+A guard takes the step: it hands it to `Family.moved`, shortens it or changes its form, and says what it did.
+"""
 
 from __future__ import annotations
 
@@ -10,50 +13,70 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jaxtyping import Array, Bool, Float
 
 from .step import Step
 
 
 class GuardedStep(eqx.Module):
-    """A step that was taken: the new q, how much of the step it is, and what the guard saw."""
+    """What `Guard.take` returns: the new q, and how much of the step it is."""
 
     q: Any
-    fraction: Array
-    acted: Array
-    inside: Array
+    """q after the step."""
+    fraction: Float[Array, ""]
+    """How much of the step was taken: 1 for all of it, 0 if q stayed as it was."""
+    acted: Bool[Array, ""]
+    """Whether the plain step would have left Ω."""
+    inside: Bool[Array, ""]
+    """Whether the new q is in Ω."""
     measured: Any = None
-    """What the objective evaluations like at the new q, where the guard had to look."""
+    """What `assess` measured at the new q, if the guard called it."""
     evaluations: Any = None
-    """How often the guard measured the objective."""
+    """How often the guard measured the objective, if it counts."""
 
 
-Assess = Callable[[Any], tuple[Array, Any]]
+Assess = Callable[[Any], tuple[Float[Array, ""], Any]]
+"""Measures the objective at a candidate q: the loss E_q ℓ̄ − τH(q), under the delta method ℓ̄(m), and the measurement."""
 
 
 class Guard(eqx.Module):
-    """Takes a step and keeps λ in Ω."""
+    """Takes a step and keeps λ in Ω, the open set where q is a distribution.
+
+    A subclass defines `take` and `meaning`. What a guard needs of the other pieces it says in `needs`.
+    """
 
     always_inside: ClassVar[bool] = True
-    """Whether a step whose derivatives are finite never leaves Ω (or its boundary)."""
+    """Whether a step with finite derivatives never leaves Ω (or its boundary), so that `fit` need not keep the state
+    from before the step."""
 
     @property
     def evaluates(self) -> bool:
-        """Whether it measures the objective at the new q."""
+        """Whether `take` calls `assess`. Then `fit` uses `GuardedStep.measured` as the next step's measurement."""
         return False
 
     @property
     @abstractmethod
     def meaning(self) -> str:
-        """What it does, for the printed derivation."""
+        """What it does, in a few words, for the printed derivation."""
 
     @abstractmethod
-    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> GuardedStep:
-        """q after the step. `assess` gives a candidate's loss, E_q ℓ̄ − τH(q), which should be within `limit`,
-        and what was measured there."""
+    def take(self, q: Any, step: Step, assess: Assess, limit: Float[Array, ""]) -> GuardedStep:
+        """Move q by the step, or by as much of it as keeps λ in Ω. Called once in every step, inside a trace.
+
+        Args:
+            q: Where the step starts from.
+            step: The step; `q.moved(step)` takes all of it, `q.moved(step.shortened(f))` the fraction f.
+            assess: Measures the objective at a candidate, on the batch and the points of this step. Costs as much as
+                the step's own measurement.
+            limit: The loss before the step, with an allowance for rounding: a candidate whose loss is not above it has
+                not made things worse.
+
+        Returns:
+            A `GuardedStep`. If no part of the step can be taken, it has the old q and the fraction 0.
+        """
 
 
-def _inside(q: Any) -> Array:
+def _inside(q: Any) -> Bool[Array, ""]:
     return jnp.all(q.inside())
 
 
@@ -66,23 +89,23 @@ class NoGuard(Guard):
     def meaning(self) -> str:
         return "the plain step"
 
-    def take(self, q: Any, step: Step, assess: Any, limit: Any) -> GuardedStep:
+    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> GuardedStep:
         new = q.moved(step)
         inside = _inside(new)
         return GuardedStep(new, jnp.ones(()), ~inside, inside)
 
 
 class Boundary(Guard):
-    """The plain step, which may touch the boundary of Ω: a precision of zero where nothing was ever seen.
+    """The plain step, which may touch the boundary of Ω: a precision of 0 where every gradient so far was 0.
 
     For algorithms whose scaling is damped, so that their step is defined there too (Adam).
     """
 
     @property
     def meaning(self) -> str:
-        return "the plain step; S may be 0 where no gradient was ever seen"
+        return "the plain step; S may be 0 where every gradient so far was 0"
 
-    def take(self, q: Any, step: Step, assess: Any, limit: Any) -> GuardedStep:
+    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> GuardedStep:
         new = q.moved(step)
         finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(new) if jnp.issubdtype(x.dtype, jnp.inexact)]
         inside = jnp.all(jnp.stack(finite))
@@ -98,15 +121,20 @@ class Retraction(Guard):
 
     @property
     def meaning(self) -> str:
-        return "S' = S + ρ(H − S) + ½ρ²(H − S)S⁻¹(H − S), always positive definite"
+        return "a step to second order on the manifold of positive-definite S"
 
-    def take(self, q: Any, step: Step, assess: Any, limit: Any) -> GuardedStep:
+    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> GuardedStep:
         new = q.moved(dataclasses.replace(step, retraction=True))
         return GuardedStep(new, jnp.ones(()), ~jnp.all(q.moved(step).proper()), _inside(new))
 
 
 class Backtracking(Guard):
-    """Halves the step until λ is inside Ω, and with `monotone` until the loss does not worsen."""
+    """Halves the step until λ is inside Ω, and with `monotone` until the loss does not worsen.
+
+    Args:
+        halvings: How often the step is halved at most. If that is not enough, q stays as it was.
+        monotone: Also require that the loss E_q ℓ̄ − τH(q) (under the delta method ℓ̄(m)) does not rise.
+    """
 
     halvings: int = eqx.field(static=True)
     monotone: bool = eqx.field(static=True)
@@ -125,7 +153,7 @@ class Backtracking(Guard):
         return self.monotone
 
     def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> GuardedStep:
-        def unseen(candidate: Any) -> tuple[Array, Any]:
+        def not_assessed(candidate: Any) -> tuple[Array, Any]:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(assess, candidate))
 
         def body(carry: tuple) -> tuple:
@@ -134,17 +162,17 @@ class Backtracking(Guard):
             candidate = q.moved(step.shortened(fraction))
             inside = _inside(candidate)
             good, measured = inside, None
-            if self.monotone:  # outside Ω there is nothing to look at
-                loss, measured = jax.lax.cond(inside, assess, unseen, candidate)
+            if self.monotone:  # Outside Ω the loss is not defined, so it is not measured there.
+                loss, measured = jax.lax.cond(inside, assess, not_assessed, candidate)
                 good, evaluations = inside & (loss <= limit), evaluations + inside
             return candidate, fraction, count + 1, good, acted | ((count == 0) & ~inside), evaluations, measured
 
         def unfinished(carry: tuple) -> Array:
             return (carry[2] <= self.halvings) & ~carry[3]
 
-        # The whole step is the first turn of the loop, so that looking is compiled once.
-        never, nothing = jnp.zeros((), bool), jnp.zeros((), int)
-        start = (q, 2 * jnp.ones(()), nothing, never, never, nothing, unseen(q)[1] if self.monotone else None)
+        # The full step is the loop's first iteration, so that `assess` is compiled once.
+        no, none = jnp.zeros((), bool), jnp.zeros((), int)
+        start = (q, 2 * jnp.ones(()), none, no, no, none, not_assessed(q)[1] if self.monotone else None)
         new, fraction, _, good, acted, evaluations, measured = jax.lax.while_loop(unfinished, body, start)
         new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, q)
         return GuardedStep(new, jnp.where(good, fraction, 0.0), acted, good, measured, evaluations)

@@ -9,14 +9,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from .schedule import Number, _said, at, number
+from .schedule import Number, at, equals, format_number, number
 
 
 class GradientAverage(eqx.Module):
     r"""An exponential average of the gradient, $u ← βu + (1−β)g$, in place of g (`eq:adam_momentum`).
 
-    `over="data"` leaves the regularizer outside the average (IVON), `"total"` takes it in (Adam).
-    `debias` divides by $1 − β^t$.
+    Args:
+        decay: β, between 0 and 1: a number or a schedule.
+        over: `"total"` averages the gradient of the data and the regularizer (Adam); `"data"` leaves the regularizer
+            outside of the average (IVON).
+        debias: Divide by $1 − β^t$, so that the first averages are not too small.
     """
 
     decay: Any
@@ -30,11 +33,20 @@ class GradientAverage(eqx.Module):
         self.over = over
         self.debias = debias
 
-    def updated(self, average: PyTree, gradient: PyTree, count: Any, go: Any = None) -> tuple[PyTree, PyTree]:
-        """The new average, and what stands for the gradient in this step; the old average where `go` is 0."""
+    def updated(
+        self, average: PyTree, gradient: PyTree, count: Any, gate: Array | None = None
+    ) -> tuple[PyTree, PyTree]:
+        """The new average u, and what replaces the gradient in this step: u, or its debiased value û.
+
+        Args:
+            average: u before the step.
+            gradient: The gradient of this step.
+            count: How many steps were taken before it.
+            gate: 0 leaves the average as it was, for a step that is rejected; 1 or None updates it.
+        """
         decay = at(self.decay, count)
-        share = 1 - decay if go is None else go * (1 - decay)
-        kept = decay if go is None else 1 - share
+        share = 1 - decay if gate is None else gate * (1 - decay)
+        kept = decay if gate is None else 1 - share
         new = jax.tree.map(
             lambda u, g: jnp.asarray(kept, u.dtype) * u + jnp.asarray(share, u.dtype) * g, average, gradient
         )
@@ -42,6 +54,19 @@ class GradientAverage(eqx.Module):
             return new, new
         correction = 1 / (1 - decay ** (count + 1.0))
         return new, jax.tree.map(lambda u: jnp.asarray(correction, u.dtype) * u, new)
+
+    @property
+    def symbol(self) -> str:
+        """What replaces the gradient, in a printed formula."""
+        return "û" if self.debias else "u"
+
+    def formula(self, gradient: str) -> str:
+        """The average of `gradient` as a formula."""
+        average = f"u ← βu + (1 − β){gradient}"
+        return f"û = u/(1 − βᵗ),  {average}" if self.debias else average
+
+    def __str__(self) -> str:
+        return f"gradient averaged over the {self.over}, β = {format_number(self.decay)} (eq:adam_momentum)"
 
 
 class Scaling(eqx.Module):
@@ -52,9 +77,12 @@ class Scaling(eqx.Module):
     $m ← m − ρ\hat g / (\hat v + δ/N + c)$. q stays as it is: posterior and preconditioner are two things. Without
     δ/N a prior would throw a parameter that the data never see, and v never scales, back and forth past its mean.
 
-    `damping` is c; `"prior"` leaves it to δ/N (Vadam). `debias` divides v by $1 − (1−ρ)^t$, as Adam does.
-    `start` is a curvature h₀: the rate is then in units of the divisor at $v = h_0$, so that the first step
-    from there is $−ρ\hat g$, as gradient descent's (IVON).
+    Args:
+        damping: c; `"prior"` leaves the damping to δ/N (Vadam).
+        root: Take the square root of v.
+        debias: Divide v by $1 − (1−ρ)^t$, as Adam does.
+        start: A curvature h₀: the rate is then in units of the divisor at $v = h_0$, so that the first step from there
+            is $−ρ\hat g$, as gradient descent's (IVON).
     """
 
     damping: Any
@@ -74,35 +102,60 @@ class Scaling(eqx.Module):
         self.root, self.debias = root, debias
 
     def first(self, precision: PyTree, size: Any, temperature: Any, prior: PyTree) -> PyTree:
-        """v at the start, where it has to be kept beside q: in float32 a prior would hide a small Nv in S."""
+        """v at the start, where it is kept beside q, else None.
+
+        v could be computed from S, but in float32 the difference τS − δ loses a small Nv beside a prior. That matters
+        under a square root only, so only then is v kept.
+        """
         if not self.root or prior is None:
             return None
         return jax.tree.map(lambda s, p: jnp.maximum((temperature * s - p) / size, 0).astype(s.dtype), precision, prior)
 
     def updated(self, v: PyTree, curvature: PyTree, size: Any, fraction: Any) -> PyTree:
-        """v ← (1 − ρτ)v + ρτ h/N with the data's curvature h: as q's precision moves, but for the prior."""
+        """v ← (1 − ρτ)v + ρτ h/N with the data's curvature h: v moves as q's precision does, without the prior."""
         if v is None:
             return None
         mixed = lambda v, h: v + jnp.asarray(fraction, v.dtype) * (h / jnp.asarray(size, v.dtype) - v)
         return jax.tree.map(mixed, v, curvature)
 
     def divisor(self, size: Any, temperature: Any, prior: PyTree, v: PyTree, fraction: Any, count: Any) -> Divisor:
-        """What the mean's step divides by at this step count, where `fraction` of the precision is replaced."""
+        """What the mean's step divides by.
+
+        Args:
+            size: N.
+            temperature: τ of this step.
+            prior: δ, the regularizer's curvature, or None.
+            v: What `updated` returned.
+            fraction: ρτ, how much of the precision this step replaces.
+            count: How many steps were taken before this one.
+        """
         correction = 1 - (1 - fraction) ** (count + 1.0) if self.debias else None
         damping, start = at(self.damping, count), None if self.start is None else at(self.start, count)
         return Divisor(size, temperature, prior, v, damping, correction, start, self.root)
 
+    # Printed.
+
+    def _sum(self, v: str) -> str:
+        terms = [f"√{v}" if self.root else v, "δ/N"]
+        if not equals(self.damping, 0):
+            terms.append(format_number(self.damping))
+        return " + ".join(terms)
+
+    @property
+    def _first_divisor(self) -> str:
+        return "" if self.start is None else f"({self._sum(format_number(self.start))}) "
+
+    def formula(self, rate: str, gradient: str) -> str:
+        """The mean's step as a formula, for a gradient of the mean loss."""
+        return f"m ← m − {rate} {self._first_divisor}{gradient} / ({self._sum('v̂' if self.debias else 'v')})"
+
     def __str__(self) -> str:
-        v = "v̂" if self.debias else "v"
-        said = [f"√{v}" if self.root else v, "δ/N"]
-        if not (isinstance(self.damping, float | int) and self.damping == 0):
-            said.append(_said(self.damping))
-        relative = "" if self.start is None else f", relative to v = {_said(self.start)}"
-        return f"ĝ over ({' + '.join(said)}){relative}"
+        numerator = self._first_divisor.strip() or "1"
+        return f"gradient scaled by {numerator}/({self._sum('v̂' if self.debias else 'v')})"
 
 
 class Divisor(eqx.Module):
-    """A `Scaling` in one step, where N, τ and the prior are known."""
+    """The divisor of one step: a `Scaling` with the size N, the temperature τ and the prior's precision δ."""
 
     size: Any
     temperature: Any
@@ -114,32 +167,35 @@ class Divisor(eqx.Module):
     root: bool = eqx.field(static=True)
 
     def __call__(self, precision: PyTree) -> PyTree:
-        """What divides the gradient of the sum over N examples, for every entry of the precision."""
+        """What divides the gradient of the sum over N examples, for every entry of the new precision.
+
+        Called by `Family.moved` after the precision has moved.
+        """
         rest = [tree for tree in (self.prior, self.v) if tree is not None]
         return jax.tree.map(self._of, precision, *rest)
 
     def _of(self, s: Array, prior: Array | None = None, v: Array | None = None) -> Array:
-        # Numbers are multiplied and divided among themselves first: a division for every entry costs as much as all
-        # the rest of Adam's arithmetic.
+        # Scalars are multiplied and divided among themselves first: a division for every entry would cost as much as
+        # all the rest of Adam's arithmetic.
         cast = lambda x: jnp.asarray(x, s.dtype)
-        spare = None if prior is None else prior * cast(1 / self.size)
-        share = self.temperature / self.size
+        prior_share = None if prior is None else prior * cast(1 / self.size)
+        per_example = self.temperature / self.size
         if self.root or self.correction is not None:
             unbias = 1.0 if self.correction is None else 1 / self.correction
             if v is not None:
                 v = v * cast(unbias)
-            elif spare is None:
-                v = s * cast(share * unbias)
+            elif prior_share is None:
+                v = s * cast(per_example * unbias)
             else:
-                v = jnp.maximum(s * cast(share) - spare, 0) * cast(unbias)
-            whole = self._scaled(v, spare)
+                v = jnp.maximum(s * cast(per_example) - prior_share, 0) * cast(unbias)
+            divisor = self._scaled(v, prior_share)
         else:
-            whole = s * cast(share)
-        whole = whole + cast(self.damping)
+            divisor = s * cast(per_example)
+        divisor = divisor + cast(self.damping)
         if self.start is None:
-            return whole * cast(self.size)
-        return whole * (cast(self.size) / (self._scaled(cast(self.start), spare) + cast(self.damping)))
+            return divisor * cast(self.size)
+        return divisor * (cast(self.size) / (self._scaled(cast(self.start), prior_share) + cast(self.damping)))
 
-    def _scaled(self, v: Array, spare: Array | None) -> Array:
+    def _scaled(self, v: Array, prior_share: Array | None) -> Array:
         scaled = jnp.sqrt(v) if self.root else v
-        return scaled if spare is None else scaled + spare
+        return scaled if prior_share is None else scaled + prior_share

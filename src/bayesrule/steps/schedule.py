@@ -1,4 +1,8 @@
-"""Numbers that may change with the step count: rates, temperatures and other scheduled values."""
+"""Numbers that may change with the step count: rates, temperatures and other scheduled values.
+
+A constant is a leaf of the rule's pytree, so that a sweep over rates does not recompile; a schedule is a static
+function.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,14 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array
 
+Scalar = float | Array
+"""A number of a step: a Python number, or an array without axes."""
+
 Number = float | int | Array | Callable[[Any], Any]
 
 
 class Scheduled(eqx.Module):
-    """A number that changes with the step count: any optax schedule."""
+    """A number that changes with the step count: `schedule(count)` is any optax schedule."""
 
     schedule: Callable[[Any], Any] = eqx.field(static=True)
 
@@ -23,7 +30,14 @@ class Scheduled(eqx.Module):
 
 
 def number(value: Number, name: str, *, low: float = 0.0, high: float = float("inf")) -> Any:
-    """A traced leaf for a constant (checked against its range), a `Scheduled` for a callable."""
+    """`value` as a field of a piece: a constant as it is, checked against its range; a callable as a `Scheduled`.
+
+    Args:
+        value: A number, an array, or a function of the step count.
+        name: How an error names it, as the subject of a sentence.
+        low: The smallest constant allowed.
+        high: The largest constant allowed.
+    """
     if isinstance(value, Scheduled):
         return value
     if callable(value):
@@ -37,12 +51,17 @@ def number(value: Number, name: str, *, low: float = 0.0, high: float = float("i
 
 
 def at(value: Any, count: Any) -> Any:
-    """The number at this step count."""
+    """The number at this step count: a schedule is evaluated, a constant returned."""
     return value.schedule(count) if isinstance(value, Scheduled) else value
 
 
 class Rates(eqx.Module):
-    """Separate rates ρ for the mean and for the precision (section 4.2 of the paper)."""
+    """Separate rates ρ for the mean and for the precision (section 4.2 of the paper).
+
+    Args:
+        mean: ρ₁, the rate of the mean: a number, or a schedule (a function of the step count).
+        precision: ρ₂, the rate of the precision. In a `dropout` whose keep probability is learnt, the rate of that.
+    """
 
     mean: Any
     precision: Any
@@ -51,10 +70,21 @@ class Rates(eqx.Module):
         self.mean = number(mean, "The mean's rate")
         self.precision = number(precision, "The precision's rate")
 
+    @property
+    def single(self) -> bool:
+        """Whether mean and precision have one rate. Traced numbers cannot be compared, and count as one."""
+        mean, precision = self.mean, self.precision
+        if isinstance(mean, Scheduled) or isinstance(precision, Scheduled):
+            return getattr(mean, "schedule", mean) is getattr(precision, "schedule", precision)
+        known = isinstance(mean, float | int) and isinstance(precision, float | int)
+        return not known or mean == precision
 
-def _said(value: Any) -> str:
+
+def format_number(value: Any) -> str:
+    """A number or a schedule, for printing."""
     return f"{value:g}" if isinstance(value, float | int) else str(value)
 
 
-def _is_one(value: Any) -> bool:
-    return isinstance(value, float | int) and value == 1
+def equals(value: Any, constant: float) -> bool:
+    """Whether a value is a plain number equal to this constant; False for arrays, traced numbers and schedules."""
+    return isinstance(value, float | int) and value == constant

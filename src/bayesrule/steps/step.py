@@ -1,4 +1,4 @@
-"""One step of the rule, ready for a family to take."""
+"""The record of one step: derivatives, rates and temperature, as the rule hands them to a family."""
 
 from __future__ import annotations
 
@@ -9,30 +9,38 @@ import equinox as eqx
 from jaxtyping import PyTree
 
 from .scaling import Divisor
+from .schedule import Scalar
 
 
 class Step(eqx.Module):
-    r"""One step of the rule, ready for a family to take.
+    r"""One step of the rule, with all its numbers: what `Family.moved` takes.
 
     $$λ ← λ − ρ ∇_μ[E_q \barℓ − τ H(q)] + γ (λ − λ_{t−1})$$
-
-    `gradient` and `curvature` are $E_q∇\barℓ$ and $E_q∇^2\barℓ$ for a Gaussian; every other family
-    takes $∇_μ E_q\barℓ$ as `gradient` and no curvature.
     """
 
     gradient: PyTree
+    """E_q∇ℓ̄ in the shape of θ for a Gaussian; for every other family ∇_μ E_q ℓ̄ in the shape of λ."""
     curvature: Any
-    rate: Any
-    precision_rate: Any
-    temperature: Any
+    """E_q∇²ℓ̄ in the structure of a Gaussian's precision; None for every other family."""
+    rate: Scalar
+    """ρ₁, in the rule's own units."""
+    precision_rate: Scalar
+    """ρ₂, the rate of a Gaussian's precision; equal to `rate` where there is one rate."""
+    temperature: Scalar
+    """τ."""
     momentum: Any = None
+    """γ, or None."""
     previous: Any = None
+    """The q before the last step, where there is momentum."""
     reverse: bool = eqx.field(static=True, default=False)
+    """Whether to step in μ instead of λ."""
     retraction: bool = eqx.field(static=True, default=False)
+    """Whether a Gaussian's precision moves to second order on the manifold of positive-definite matrices."""
     divisor: Divisor | None = None
+    """What divides the mean's gradient, where that is not the precision."""
 
     def shortened(self, factor: Any) -> Step:
-        """The same step, `factor` as long: the whole displacement of λ shrinks, momentum included."""
+        """The same step with rates and momentum times `factor`: the displacement of λ shrinks by it."""
         momentum = None if self.momentum is None else self.momentum * factor
         rate, precision_rate = self.rate * factor, self.precision_rate * factor
         return dataclasses.replace(self, rate=rate, precision_rate=precision_rate, momentum=momentum)

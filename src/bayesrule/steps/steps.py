@@ -8,7 +8,7 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .scaling import GradientAverage, Scaling
-from .schedule import Number, Rates, _is_one, _said, at, number
+from .schedule import Number, Rates, Scheduled, at, equals, format_number, number
 from .sweep import Sweep
 
 _UNITS = {
@@ -19,15 +19,19 @@ _UNITS = {
 
 
 class Steps(eqx.Module):
-    """How far the rule goes: rate(s), temperature, momentum or averaging, and in which coordinates.
+    r"""How far the rule goes: rate(s), temperature, momentum or averaging, and in which coordinates.
 
-    `rate` is ρ, one number or schedule, or `Rates(mean, precision)`. `temperature` is τ, the weight
-    of the entropy: 1 in the paper, 0 for no decay. `momentum` is the natural momentum γ of
-    `eq:bayes_learn_rule_momentum`. `reverse=True` steps in μ instead of λ (mirror descent in λ, the
-    end of section 2.2). `lazy=True` is online learning's lazy form: the gradients so far are summed and
-    the whole sum is taken from the start, $λ_{t+1} = λ_1 − ρ_t\\sum_{s≤t}∇_μ E_{q_s}ℓ_s$ (section 5.4).
-    `scaling` is a preconditioner for the mean other than q's precision. `sweep` takes a model's blocks in
-    turn. `units` says what the rates are: "natural" ρ itself, "fraction" ρτ, "mean" ρN.
+    Args:
+        rate: ρ: one number or schedule, or `Rates(mean, precision)`.
+        temperature: τ, the weight of the entropy: 1 in the paper, 0 for no decay.
+        momentum: The natural momentum γ of `eq:bayes_learn_rule_momentum`.
+        average: Replaces the gradient by its exponential average (`eq:adam_momentum`).
+        scaling: A preconditioner for the mean other than q's precision (`eq:rmsprop_update`).
+        sweep: Takes a model's blocks in turn (section 5.2).
+        reverse: Step in μ instead of λ: mirror descent in λ (the end of section 2.2).
+        lazy: Online learning's lazy form: the gradients so far are summed and the sum is taken from the start,
+            $λ_{t+1} = λ_1 − ρ_t\sum_{s≤t}∇_μ E_{q_s}ℓ_s$ (section 5.4).
+        units: What the rates are: `"natural"` ρ itself, `"fraction"` ρτ, `"mean"` ρN.
     """
 
     rates: Rates
@@ -82,36 +86,56 @@ class Steps(eqx.Module):
         self.lazy = lazy
         self.units = units
 
+    @property
+    def follows_temperature_schedule(self) -> bool:
+        """Whether q's precision S = (Nv + δ)/τ is rescaled from step to step, because τ follows a schedule."""
+        return self.units == "fraction" and isinstance(self.temperature, Scheduled)
+
     def rates_at(self, count: Any, size: Any, temperature: Any) -> tuple[Any, Any]:
-        """ρ for the mean and for the precision, in the rule's own units, at this step count."""
+        """ρ₁ for the mean and ρ₂ for the precision, in the rule's own units, at this step count."""
         unit = {"natural": 1.0, "fraction": temperature, "mean": size}[self.units]
         mean, precision = (jnp.asarray(at(rate, count), float) for rate in (self.rates.mean, self.rates.precision))
         if self.units == "natural":
             return mean, precision
-        # A scaling divides by the curvature of the mean loss, in which τ is already.
-        scaled = self.units == "fraction" and self.scaling is not None
-        return mean if scaled else mean / unit, precision / unit
+        return mean if self._scaled_fraction else mean / unit, precision / unit
+
+    @property
+    def _scaled_fraction(self) -> bool:
+        # A scaling divides by the curvature of the mean loss, which contains τ already.
+        return self.units == "fraction" and self.scaling is not None
+
+    @property
+    def approximation(self) -> str:
+        """How Table 1 names what the steps do to the natural gradient, as phrases separated by commas."""
+        phrases = []
+        on_batches = self.sweep is not None and self.sweep.local is not None and not equals(self.rates.mean, 1)
+        if self.units == "mean" or on_batches:
+            # Rates for the mean loss, or a rate below 1 beside local steps of 1, are for mini-batches.
+            phrases.append("stochastic approx.")
+        if on_batches:
+            phrases.append("local ρ = 1")
+        if self.scaling is not None and self.scaling.root:
+            phrases.append("square-root scaling")
+        if self.units == "fraction" and not self.rates.single:
+            phrases.append("slow-moving scale vectors")
+        return ", ".join(phrases)
 
     def __str__(self) -> str:
-        mean, precision = _said(self.rates.mean), _said(self.rates.precision)
-        same = mean == precision
-        rate = {"natural": "ρ", "fraction": "ρτ", "mean": "ρN"}[self.units]
-        rate = "ρ" if self.units == "fraction" and _is_one(self.temperature) else rate
-        said = [f"{rate} = {mean}" if same else f"{rate} = {mean} (mean), {precision} (precision)"]
-        if not _is_one(self.temperature):
-            said.append(f"τ = {_said(self.temperature)}")
+        unit = {"natural": "", "fraction": "τ", "mean": "N"}[self.units]
+        unit = "" if self.units == "fraction" and equals(self.temperature, 1) else unit
+        mean, precision = format_number(self.rates.mean), format_number(self.rates.precision)
+        mean_unit = "" if self._scaled_fraction else unit
+        if self.rates.single and mean == precision and mean_unit == unit:
+            parts = [f"ρ{unit} = {mean}"]
+        else:
+            parts = [f"ρ₁{mean_unit} = {mean} (mean), ρ₂{unit} = {precision} (precision)"]
+        if not equals(self.temperature, 1):
+            parts.append(f"τ = {format_number(self.temperature)}")
         if self.momentum is not None:
-            said.append(f"natural momentum γ = {_said(self.momentum)} (eq:bayes_learn_rule_momentum)")
-        if self.average is not None:
-            said.append(
-                f"gradient averaged over the {self.average.over}, β = {_said(self.average.decay)} (eq:adam_momentum)"
-            )
-        if self.scaling is not None:
-            said.append(str(self.scaling))
-        if self.sweep is not None:
-            said.append(str(self.sweep))
+            parts.append(f"natural momentum γ = {format_number(self.momentum)} (eq:bayes_learn_rule_momentum)")
+        parts += [str(piece) for piece in (self.average, self.scaling, self.sweep) if piece is not None]
         if self.reverse:
-            said.append("in μ (mirror descent in λ, section 2.2)")
+            parts.append("in μ (mirror descent in λ, section 2.2)")
         if self.lazy:
-            said.append("lazily: the whole sum from the start (section 5.4)")
-        return ", ".join(said)
+            parts.append("lazily: the sum of all gradients from the start (section 5.4)")
+        return ", ".join(parts)

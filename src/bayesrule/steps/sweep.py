@@ -1,4 +1,4 @@
-"""The order in which a model's blocks take their steps."""
+"""The order in which a model's blocks take their steps, and how many each takes before the next one's turn."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from .schedule import Number, number
 
 
 class Sweep(eqx.Module):
-    """Blocks in turn instead of all at once: each sees where those before it have gone.
+    """Blocks in turn instead of all at once: each step starts from where the blocks before it have moved.
 
-    `order` lists the blocks, or groups of them that move together; by default every block by itself, local ones first;
-    "parallel" is one group. With `local` the local blocks take whole steps, ρ = 1, whatever the rate (SVI): so many of
-    them, or fewer if the mean change of λ in every row falls below `tolerance`; with `together` that many rows at a
-    time, each group until its own rows have settled. `peaks` is the same for blocks that are read at their peak, whose
-    M-step may take several of Newton's.
+    Args:
+        order: The blocks, or groups of them that move together. By default every block by itself, local ones first;
+            `"parallel"` is one group of all blocks.
+        local: With a number, local blocks (one member per row) take full steps, ρ = 1, whatever the rate (SVI): at most
+            that many of them at each visit.
+        together: How many rows repeat their local steps together, until all of them have converged; by default all.
+        peaks: How many steps a block that is read at its mode takes at each visit at most: an M-step without a closed
+            form takes several of Newton's.
+        tolerance: Local and mode blocks stop early if the mean change of λ in every row is not above it.
     """
 
     tolerance: Any
@@ -49,7 +53,7 @@ class Sweep(eqx.Module):
         self.tolerance = number(tolerance, "The tolerance")
 
     def groups(self, blocks: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-        """The groups of blocks in turn."""
+        """The groups of blocks in their order, for a model with these blocks."""
         if self.order is None:
             return tuple((name,) for name in blocks)
         if isinstance(self.order, str):
@@ -60,10 +64,9 @@ class Sweep(eqx.Module):
         return self.order
 
     def __str__(self) -> str:
-        turn = lambda group: "+".join(group)
-        said = "block by block" if self.order is None else "all blocks at once"
+        text = "block by block" if self.order is None else "all blocks at once"
         if isinstance(self.order, tuple):
-            said = f"in turn {', '.join(map(turn, self.order))}"
+            text = f"in turn {', '.join('+'.join(group) for group in self.order)}"
         if self.local is not None:
-            said += ", ρ = 1 in local blocks" + (f" (up to {self.local} steps)" if self.local > 1 else "")
-        return said + (f", up to {self.peaks} steps at a peak" if self.peaks > 1 else "")
+            text += ", ρ = 1 in local blocks" + (f" (up to {self.local} steps)" if self.local > 1 else "")
+        return text + (f", up to {self.peaks} steps at a peak" if self.peaks > 1 else "")

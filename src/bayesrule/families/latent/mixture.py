@@ -44,7 +44,7 @@ class Mixture(Family):
     learnt: bool = eqx.field(static=True)
     label: ClassVar[str] = "Mixture of Gaussians"
     meaning: ClassVar[str] = "q(θ) = Σ_k π_k q_k(θ), moved as the joint q(θ, z)  (eq:BLRmix)"
-    update: ClassVar[str] = "each component's own, on the loss ℓ̄ − τ log r_k  (eq:exp-von1, eq:exp-von2)"
+    update: ClassVar[str] = "λ_k ← (1 − ρτ)λ_k − ρ ∇_{μ_k} E_{q_k}[ℓ̄ − τ log r_k]  (eq:exp-von1, eq:exp-von2)"
     is_mixture: ClassVar[bool] = True
 
     def __init__(self, weights: Any, components: Any, *, learnt: bool = True):
@@ -56,6 +56,14 @@ class Mixture(Family):
         self.components = _stack(components, weights.size)
         self.choice = Categorical(jnp.log(weights / jnp.sum(weights)))
         self.learnt = learnt
+
+    @classmethod
+    def update_with(cls, part: type[Family]) -> str:
+        """Each component's own update, on the loss f_k = ℓ̄ − τ log r_k."""
+        if issubclass(part, cls):
+            return cls.update
+        formula = part.update.partition("  (")[0].replace("ℓ̄", "f_k").replace("E_q", "E_{q_k}")
+        return f"{formula},  f_k = ℓ̄ − τ log r_k for each component k  (eq:exp-von1, eq:exp-von2)"
 
     @classmethod
     def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:

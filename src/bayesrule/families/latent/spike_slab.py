@@ -49,7 +49,7 @@ class SpikeSlab(Family):
     meaning: ClassVar[str] = (
         "q(θ_j) = π₁ N(m_j, S_j⁻¹) + (1 − π₁) N(0, 1/s₀), a unit's weights or zero  (eq:var_dist_dropout)"
     )
-    update: ClassVar[str] = "the slab's, on derivatives at z∘m weighted by z/π₁  (eq:von_dropout_1, eq:von_dropout_2)"
+    update: ClassVar[str] = "m ← m − ρ S⁻¹ E_z[(z/π₁)∘∇ℓ̄(z∘m)]  (eq:von_dropout_1, eq:von_dropout_2)"
 
     def __init__(self, slab: GaussianFamily, keep: PyTree, *, spike: float = 1e8, learnt: bool = False):
         if not isinstance(slab, GaussianFamily):
@@ -64,6 +64,16 @@ class SpikeSlab(Family):
         self.first = self.keep
         self.spike = jnp.asarray(spike, jnp.result_type(*jax.tree.leaves(slab.mean)))
         self.learnt = learnt
+
+    @classmethod
+    def update_with(cls, part: type[Family]) -> str:
+        """The slab's own update, on derivatives at z∘m that are weighted by z/π₁."""
+        if issubclass(part, cls):
+            return cls.update
+        formula = part.update.partition("  (")[0]
+        formula = formula.replace("E_q∇ℓ̄", "E_z[(z/π₁)∘∇ℓ̄(z∘m)]").replace("E_q∇²ℓ̄", "E_z[(z/π₁)∘∇²ℓ̄(z∘m)]")
+        formula = formula.replace("E_q diag(∇²ℓ̄)", "E_z[(z/π₁)∘diag(∇²ℓ̄(z∘m))]")
+        return f"{formula}  (eq:von_dropout_1, eq:von_dropout_2)"
 
     @classmethod
     def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:
