@@ -40,6 +40,17 @@ def test_a_model_of_an_earlier_layout_loads():
     assert result.bound == EXPECTED["vmp"]["bound"]
 
 
+def test_a_chain_of_an_earlier_layout_loads_with_its_renamed_fields():
+    result, expected = blr.load(SAVED / "gaussian_chain.npz"), EXPECTED["gaussian_chain"]
+    q = result.q["f"]
+    assert result.bound == expected["bound"]
+    np.testing.assert_array_equal(q.mean, expected["mean"])
+    np.testing.assert_array_equal(q.variance, expected["variance"])
+    np.testing.assert_array_equal(q.spread, expected["variance"])
+    again = q.with_natural(q.natural())
+    np.testing.assert_allclose(again.states()[1], q.states()[1], rtol=1e-10)
+
+
 def test_a_checkpoint_of_an_earlier_layout_goes_on_as_it_would_have():
     half = blr.load(SAVED / "vogn_checkpoint.npz")
     assert half.steps == EXPECTED["vogn_checkpoint"]["steps"]

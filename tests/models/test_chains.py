@@ -52,7 +52,7 @@ def test_a_chain_is_the_dense_process_that_it_is(kind):
     chain, dense = found
     assert chain.reason == dense.reason == "converged"
     assert_allclose(chain.q["f"].mean, dense.q["f"].mean, atol=1e-7)
-    assert_allclose(chain.q["f"].spread, dense.q["f"].spread, atol=1e-7)
+    assert_allclose(chain.q["f"].variance, dense.q["f"].variance, atol=1e-7)
     assert_allclose(chain.bound, dense.bound, atol=1e-9)
 
 
@@ -68,7 +68,7 @@ def test_stochastic_volatility_is_what_a_long_nuts_run_says():
     places, sd = np.array(nuts["places"]), np.array(nuts["sd"])
     miss = np.abs(result.q["f"].mean[places] - np.array(nuts["mean"]))
     assert np.all(miss < 0.1 * sd + 4 * np.array(nuts["mean_error"]))
-    ratio = np.abs(np.sqrt(result.q["f"].spread[places]) - sd)
+    ratio = np.abs(np.sqrt(result.q["f"].variance[places]) - sd)
     assert np.all(ratio < 0.05 * sd + 4 * np.array(nuts["sd_error"]))
 
 
@@ -216,7 +216,7 @@ def test_drawn_series_have_the_noise_of_their_step():
 def test_one_step_of_a_system_that_changes():
     space = blr.StateSpace(np.zeros((0, 2, 2)), np.zeros((0, 2, 2)), np.ones(2))
     assert_allclose(kalman.smooth(space, np.array([3.0]), 1.0).mean[0], [1.0, 1.0])
-    assert_allclose(blr.GaussianChain(space, 1).spread, [2.0])
+    assert_allclose(blr.GaussianChain(space, 1).variance, [2.0])
     with pytest.raises(ValueError, match="T − 1 entries"):
         blr.StateSpace(np.zeros((9, 2, 2)), np.eye(2), np.ones((7, 1, 2)))
 
@@ -237,7 +237,7 @@ def test_a_prior_that_is_the_base_measure():
     assert not isinstance(result.q["f"], blr.Peak)
     with pytest.raises(ValueError, match="leave out of the bound"):
         blr.fit(blr.em("f"), model, None, {"y": np.arange(6.0)}, steps=1)
-    with pytest.raises(ValueError, match="priors of their own"):
+    with pytest.raises(ValueError, match="different priors"):
         chain.kl(walk(0.0, 2.0, 0.9, 6)[0])
     with pytest.raises(ValueError, match="one for all rows"):
         blr.Model({}, {"y": factors.poisson_exp("y", {"f": None})}, local={"f": chain})

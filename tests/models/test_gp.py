@@ -60,14 +60,14 @@ def test_the_chain_is_the_dense_process(name):
     dense, chain = (exactly(model, y) for model in models)
     assert_allclose(chain.bound, dense.bound, rtol=1e-9)
     assert_allclose(chain.q["f"].mean, dense.q["f"].mean, atol=1e-9)
-    assert_allclose(chain.q["f"].spread, dense.q["f"].spread, atol=1e-9)
+    assert_allclose(chain.q["f"].variance, dense.q["f"].variance, atol=1e-9)
     found = [gp.predict(result.q, kernel, X, NEW, mean=0.3) for result in (dense, chain)]
     for one, other in zip(*found, strict=True):
         assert_allclose(one, other, atol=1e-9)
     for model in models:  # nothing observed is the prior
         none = exactly(model, np.full(SIZE, np.nan))
         assert_allclose(none.q["f"].mean, 0.3, atol=1e-12)
-        assert_allclose(none.q["f"].spread, kernel.diagonal(X), atol=1e-12)
+        assert_allclose(none.q["f"].variance, kernel.diagonal(X), atol=1e-12)
         assert_allclose(none.bound, 0.0, atol=1e-12)
 
 

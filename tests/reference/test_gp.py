@@ -98,4 +98,4 @@ def test_a_point_process_agrees_with_nuts(files):
     assert nuts["worst_rhat"] < 1.01
     q, places = result.q["f"], nuts["places"]
     assert np.all(np.abs(q.mean[places] - nuts["mean"]) < 0.05 * nuts["sd"] + 4 * nuts["mean_error"])
-    assert np.all(np.abs(jnp.sqrt(q.spread[places]) - nuts["sd"]) < 0.05 * nuts["sd"] + 4 * nuts["sd_error"])
+    assert np.all(np.abs(jnp.sqrt(q.variance[places]) - nuts["sd"]) < 0.05 * nuts["sd"] + 4 * nuts["sd_error"])

@@ -35,7 +35,12 @@ _OTHERS = {
 # Classes, and fields of classes, whose names have changed since a file was written: old name to new name. Entries are
 # added here and never removed.
 _RENAMED_CLASSES = {"Found": "SearchRecord"}
-_RENAMED_FIELDS = {"State": {"found": "search"}, "SearchRecord": {"spread": "loss_scale"}}
+_RENAMED_FIELDS = {
+    "State": {"found": "search"},
+    "SearchRecord": {"spread": "loss_scale"},
+    "GaussianProcess": {"spread": "variance", "kept": "auxiliary"},
+    "GaussianChain": {"spread": "variance", "kept": "auxiliary"},
+}
 
 
 def write(path: str | Path, value: Any) -> None:

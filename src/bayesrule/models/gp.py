@@ -127,8 +127,8 @@ def laplace_evidence(
     slope, curve = jax.grad(row), jax.grad(jax.grad(row))
     precision = lambda f: -jnp.asarray(weights) * jax.vmap(curve)(f, y)
     kappa, pull = precision(still), weights * jax.vmap(slope)(still, y)
-    found = start.solved((kappa * still + pull, -0.5 * kappa)).mean
-    log_det = start.solved((jnp.zeros_like(found), -0.5 * precision(found))).log_det
+    found = start.solve_sites((kappa * still + pull, -0.5 * kappa)).mean
+    log_det = start.solve_sites((jnp.zeros_like(found), -0.5 * precision(found))).log_det
     square = found @ (kappa * (still - found) + pull)
     return jnp.sum(weights * jax.vmap(row)(found, y)) - 0.5 * (square + log_det)
 
@@ -160,7 +160,7 @@ def _predicted(block: Any, kernel: Kernel, x: Array, x_new: Array, mean: Any, *,
         return _along(block, kernel, x[:, 0], x_new[:, 0], mean)
     own = kernel(x_new) if full else kernel.diagonal(x_new)
     if isinstance(block, GaussianProcess):
-        return block.elsewhere(kernel(x, x_new), own, mean)
+        return block.predict(kernel(x, x_new), own, mean)
     weights = projected(kernel, x, x_new)
     spread = weights @ block.covariance()
     if full:
@@ -202,4 +202,4 @@ def _along(block: GaussianChain, kernel: Kernel, old: Array, new: Array, mean: A
     space = _centered(kernel.state_space(jnp.concatenate([old, new])[order]), mean)
     merged = GaussianChain(space, len(order), tuple(pad(site) for site in block.sites), block.parallel)
     back = jnp.zeros(len(order), int).at[order].set(jnp.arange(len(order)))[len(old) :]
-    return merged.mean[back], merged.spread[back]
+    return merged.mean[back], merged.variance[back]

@@ -14,7 +14,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Key
 
 from ..families.sites import kalman
-from ..families.sites.kalman import Chain, Observations, Smoothed
+from ..families.sites.kalman import FilteredChain, Observations, Smoothed
 from ..families.sites.state_space import StateSpace
 from ..numerics.checks import positive_int
 from ..numerics.linalg import root
@@ -141,19 +141,19 @@ def simulate(
 @partial(jax.jit, static_argnums=3)
 def _filter(system: StateSpace, y: Array, noise: Array, parallel: bool | None) -> Filtered:
     _, chain = _chain(system, y, noise, parallel, ahead=False)
-    found = kalman.filtered(chain, y.shape[0])
+    found = kalman.filter_states(chain, y.shape[0])
     return Filtered(found.mean, found.covariance, kalman.log_likelihood(chain, found))
 
 
 @partial(jax.jit, static_argnums=(3, 4))
 def _smooth(system: StateSpace, y: Array, noise: Array, pairs: bool, parallel: bool | None) -> Smoothed:
     system, found = _chain(system, y, noise, parallel)
-    return kalman.smoothed(system, found, y.shape[0], pairs)
+    return kalman.smooth_states(system, found, y.shape[0], pairs)
 
 
 def _chain(
     system: StateSpace, y: Array, noise: Array, parallel: bool | None, ahead: bool = True
-) -> tuple[StateSpace, Chain]:
+) -> tuple[StateSpace, FilteredChain]:
     """The chain that has seen the observations, one output at a time."""
     y = y if system.outputs else y[:, None]
     observed = ~jnp.isnan(y)
@@ -173,7 +173,7 @@ def _chain(
     spread = jnp.broadcast_to(noise + jnp.where(noise == 0, _least(system), 0.0), y.shape)
     one = jnp.ones_like(y)
     sites = Observations(values, jnp.where(observed, one, 0.0), jnp.where(observed, spread, one))
-    return system, kalman.chain(system, sites, parallel, ahead)
+    return system, kalman.filter_chain(system, sites, parallel, ahead)
 
 
 def _full(system: StateSpace, noise: Array) -> bool:

@@ -282,7 +282,7 @@ def cvi(rule: Rule) -> float:
         return np.concatenate([mean - both[:9], variance - both[9:]])
 
     model = gp.process(RBF(), x, factors.poisson_exp("y", {"f": None}))
-    read = lambda q: jnp.stack([q["f"].mean, q["f"].spread])
+    read = lambda q: jnp.stack([q["f"].mean, q["f"].variance])
     found = walked(rule, model, None, steps=60, data={"y": y}, read=read)
     root = scipy.optimize.root(slopes, np.ravel(expected[-1]), tol=1e-14).x
     return max(apart(found[:8], expected), apart(found[-1].ravel(), root))

@@ -45,7 +45,7 @@ def test_moments_are_the_dense_gaussians(negative, size):
     log_det, mean, covariance = written_out(*numbers)
     assert bool(q.inside())
     assert_allclose(q.covariance(), covariance, atol=1e-12)
-    assert_allclose(q.spread, np.diag(covariance), atol=1e-12)
+    assert_allclose(q.variance, np.diag(covariance), atol=1e-12)
     assert_allclose(q.mean, mean, atol=1e-12)
     assert_allclose(q.log_det, log_det, atol=1e-11)
 
@@ -58,7 +58,7 @@ def test_derivatives_are_those_of_the_formulas(negative):
 
     def ours(*numbers):
         q = member(*numbers)
-        return q.log_det, q.mean, q.spread, q.covariance()
+        return q.log_det, q.mean, q.variance, q.covariance()
 
     def theirs(*numbers):
         log_det, mean, covariance = written_out(*numbers)
@@ -117,10 +117,10 @@ def test_elsewhere_is_conditioning():
     q = GaussianProcess(prior[:kept, :kept], mean[:kept], (first[:kept], -0.5 * curve[:kept]))
     sites = [np.append(x[:kept], np.zeros(3)) for x in (first, curve)]
     _, expected, covariance = written_out(prior, mean, *sites)
-    found, full = q.elsewhere(prior[:kept, kept:], prior[kept:, kept:], mean[kept:])
+    found, full = q.predict(prior[:kept, kept:], prior[kept:, kept:], mean[kept:])
     assert_allclose(found, expected[kept:], atol=1e-12)
     assert_allclose(full, covariance[kept:, kept:], atol=1e-12)
-    _, variance = q.elsewhere(prior[:kept, kept:], jnp.diagonal(prior)[kept:], mean[kept:])
+    _, variance = q.predict(prior[:kept, kept:], jnp.diagonal(prior)[kept:], mean[kept:])
     assert_allclose(variance, np.diag(covariance)[kept:], atol=1e-12)
 
 
@@ -135,7 +135,7 @@ def test_almost_noiseless_in_float32():
     exact = GaussianProcess(prior.astype(float), 0.0, (curve * y.astype(float), -0.5 * curve.astype(float)))
     assert_allclose(q.mean, exact.mean, atol=1e-5)
     assert_allclose(q.entropy(), exact.entropy(), rtol=2e-4)
-    assert_allclose(q.spread, exact.spread, atol=1e-6)
+    assert_allclose(q.variance, exact.variance, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from ...numerics.linalg import matmul, matvec, root, symmetric, with_jitter
 from ...numerics.random import Key
 from ...steps.step import Step
 from . import kalman
-from .base import SitedGaussian, Sites, Solved, as_sites
+from .base import SitedGaussian, Sites, Solution, as_sites
 from .kalman import Filtered
 from .state_space import StateSpace
 
@@ -23,20 +23,26 @@ from .state_space import StateSpace
 class GaussianChain(SitedGaussian):
     r"""$q(x) ∝ p(x)\exp\sum_t(ν_tf_t − ½κ_tf_t^2)$ with p a `StateSpace` over T steps and $f_t = H_tx_t$ its outputs.
 
-    The prior chain is the base measure and λ the sites, so that A(λ) is a filter's log-likelihood, μ = ∇A(λ) a
-    smoother's moments, and transitions without noise are as good as any. An observation $y_t ∼ N(f_t, R)$ is the site
-    $(y_t/R, −½/R)$. Outputs are numbers, (T,), or vectors, (T, m), as the state space has them. `mean` and `spread` are
-    the outputs', `states()` all of the state's. `parallel` says whether stretches of the chain run side by side; by
-    default they do from 64 steps on. Densities and the entropy are relative to the prior (see `SitedGaussian`).
+    The prior chain is the base measure and λ = (ν, −½κ) the sites, so that A(λ) is the filter's log-likelihood of the
+    sites, μ = ∇A(λ) = (m_t, V_t + m_t²) are the smoother's moments, and transitions without noise need no special
+    treatment. An observation $y_t ∼ N(f_t, R)$ is the site $(y_t/R, −½/R)$. Outputs are numbers, (T,), or vectors, (T,
+    m), as the state space has them. `mean` and `variance` are the outputs', `states()` the states'. Densities and the
+    entropy are relative to the prior (see `SitedGaussian`).
 
     >>> import jax.numpy as jnp
     >>> walk = StateSpace(jnp.eye(1), jnp.eye(1), jnp.ones(1))                 # steps of variance 1 from N(0, 1)
     >>> q = GaussianChain(walk, 2)
-    >>> q.spread.tolist()
+    >>> q.variance.tolist()
     [1.0, 2.0]
-    >>> q = q.with_natural((jnp.array([0.0, 3.0]), jnp.array([0.0, -0.5])))            # f₁ seen: 3 with precision 1
-    >>> [round(float(x), 4) for x in q.mean], [round(float(x), 4) for x in q.spread]
+    >>> q = q.with_natural((jnp.array([0.0, 3.0]), jnp.array([0.0, -0.5])))            # f₁ observed: 3, precision 1
+    >>> [round(float(x), 4) for x in q.mean], [round(float(x), 4) for x in q.variance]
     ([1.0, 2.0], [0.6667, 0.6667])
+
+    Args:
+        system: the prior of the states and how they make outputs.
+        length: T; not needed where the state space changes with time or sites are given.
+        sites: λ, of shapes (T,) and (T,), or (T, m) and (T, m, m); by default none, which is the prior.
+        parallel: whether segments of the chain run side by side; by default they do from 64 steps on.
     """
 
     system: StateSpace
@@ -48,15 +54,17 @@ class GaussianChain(SitedGaussian):
     def __init__(self, system: StateSpace, length: int | None = None, sites: Any = None, parallel: bool | None = None):
         if not isinstance(system, StateSpace):
             raise ValueError(f"A GaussianChain has a StateSpace as its prior, got a {type(system).__name__}.")
-        known = system.length if sites is None else jnp.shape(sites[0])[0]
-        length = known if length is None else length
+        implied_length = system.length if sites is None else jnp.shape(sites[0])[0]
+        length = implied_length if length is None else length
         if not isinstance(length, int) or length < 1:
-            raise ValueError("A GaussianChain needs its number of steps, GaussianChain(system, T).")
+            raise ValueError("A GaussianChain needs its number of steps T: GaussianChain(system, T).")
         if system.length not in (None, length):
-            raise ValueError(f"The state space changes over {system.length} steps, and the chain has {length}.")
+            raise ValueError(
+                f"The state space changes over {system.length} steps, but length= is {length}: leave length= out."
+            )
         self.system, self.parallel = system, parallel
         self.center = _prior_mean(system, length)
-        self._settle(as_sites(sites, self.center, "GaussianChain"))
+        self._set_sites(as_sites(sites, self.center, "GaussianChain"))
 
     @property
     def prior_mean(self) -> Array:
@@ -67,111 +75,116 @@ class GaussianChain(SitedGaussian):
         """T."""
         return self.center.shape[0]
 
-    def solved(self, natural: Sites) -> Solved:
-        return _solved(self.system, natural, self.parallel)
+    def solve_sites(self, natural: Sites) -> Solution:
+        return _solve(self.system, natural, self.parallel)
 
     def log_partition(self, natural: Sites) -> Float[Array, ""]:
         return _log_partition(self.system, natural, self.parallel)
 
     def decrement(self, step: Step) -> Float[Array, ""]:
-        """½⟨d, μ(λ + d) − μ(λ)⟩, half the divergences both ways: ½⟨d, Fd⟩ to second order, for a smoother's price."""
+        """½⟨d, μ(λ + d) − μ(λ)⟩, half the sum of the divergences in both directions.
+
+        To second order that is ½⟨d, Fd⟩, and it costs one smoother.
+        """
         change = jax.tree.map(jnp.negative, self.direction(step))
-        ahead = self.with_natural(jax.tree.map(jnp.add, self.sites, change))
-        far = jax.tree.map(jnp.subtract, ahead.expectation(), self.expectation())
-        value = 0.5 * self.inner(change, far)
+        target = self.with_natural(jax.tree.map(jnp.add, self.sites, change))
+        difference = jax.tree.map(jnp.subtract, target.expectation(), self.expectation())
+        value = 0.5 * self.inner(change, difference)
         return jnp.where(jnp.isnan(value), jnp.inf, jnp.abs(value))
 
     def states(self) -> tuple[Float[Array, "T D"], Float[Array, "T D D"]]:
-        """Every state's mean and covariance, given all sites: the smoother."""
-        return self.kept
+        """Each state's mean and covariance given all sites: the smoother."""
+        return self.auxiliary
 
     def pairs(self) -> Any:
         """Cov(x_{t+1}, x_t), given all sites."""
         return _pairs(self.system, self.sites, self.parallel)
 
     def filtered(self) -> Filtered:
-        """Every state's mean and covariance given the sites up to its step: the filter."""
-        return _filtered(self.system, self.sites, self.parallel)
+        """Each state's mean and covariance given the sites up to its step: the filter."""
+        return _filter(self.system, self.sites, self.parallel)
 
     def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Array:
         states = self.sample_states(key, shape)
         return _outputs(self.system, states)
 
     def sample_states(self, key: Key, shape: tuple[int, ...] = ()) -> Float[Array, "... T D"]:
-        """Draws of all states: the last one given everything, and then each given the one after it."""
-        return _sampled(self.system, self.filtered(), key, shape)
+        """Draws of all states under q: the last one given all sites, and then each given the one after it."""
+        return _sample(self.system, self.filtered(), key, shape)
 
 
-# Compiled by themselves, so that they are fast outside of a jitted function too.
+# These functions are jitted, so that they are fast also where the caller is not.
 
 
-def _chain(
-    system: StateSpace, natural: Sites, parallel: bool | None, ahead: bool = True
-) -> tuple[StateSpace, kalman.Chain]:
-    """The chain with its sites, and the state space whose outputs these are."""
+def _filter_chain(
+    system: StateSpace, natural: Sites, parallel: bool | None, with_futures: bool = True
+) -> tuple[StateSpace, kalman.FilteredChain]:
+    """Filter the chain with its sites; also the state space in whose outputs the sites are independent."""
     first, curve = natural[0], -2 * natural[1]
     if system.outputs:
-        system, first, curve = _rotated(system, first, curve)
+        system, first, curve = _decorrelate(system, first, curve)
     else:
         first, curve = first[:, None], curve[:, None]
-    return system, kalman.chain(system, kalman.Observations(first, curve, jnp.ones_like(curve)), parallel, ahead)
+    observations = kalman.Observations(first, curve, jnp.ones_like(curve))
+    return system, kalman.filter_chain(system, observations, parallel, with_futures)
 
 
 @partial(jax.jit, static_argnums=2)
-def _solved(system: StateSpace, natural: Sites, parallel: bool | None) -> Solved:
+def _solve(system: StateSpace, natural: Sites, parallel: bool | None) -> Solution:
     count = natural[0].shape[0]
-    turned, found = _chain(system, natural, parallel)
-    states = kalman.smoothed(turned, found, count)
-    _, log_det = kalman.log_normalizer(found)
+    decorrelated, chain = _filter_chain(system, natural, parallel)
+    states = kalman.smooth_states(decorrelated, chain, count)
+    _, log_det = kalman.log_normalizer(chain)
     H = system.emission
     if not system.outputs:
-        mean, spread = states.mean @ H, jnp.einsum("d,tde,e->t", H, states.covariance, H)
+        mean, variance = states.mean @ H, jnp.einsum("d,tde,e->t", H, states.covariance, H)
     else:
         H = jnp.broadcast_to(H, (count, *H.shape[-2:]))
-        mean, spread = matvec(H, states.mean), symmetric(matmul(matmul(H, states.covariance), H.mT))
-    return Solved(log_det, mean, spread, (states.mean, states.covariance))
+        mean, variance = matvec(H, states.mean), symmetric(matmul(matmul(H, states.covariance), H.mT))
+    return Solution(log_det, mean, variance, (states.mean, states.covariance))
 
 
 @partial(jax.jit, static_argnums=2)
 def _log_partition(system: StateSpace, natural: Sites, parallel: bool | None) -> Array:
-    return kalman.log_partition(_chain(system, natural, parallel, False)[1])
+    return kalman.log_partition(_filter_chain(system, natural, parallel, False)[1])
 
 
 @partial(jax.jit, static_argnums=2)
 def _pairs(system: StateSpace, natural: Sites, parallel: bool | None) -> Array | None:
-    turned, found = _chain(system, natural, parallel)
-    return kalman.smoothed(turned, found, natural[0].shape[0], pairs=True).pairs
+    decorrelated, chain = _filter_chain(system, natural, parallel)
+    return kalman.smooth_states(decorrelated, chain, natural[0].shape[0], pairs=True).pairs
 
 
 @partial(jax.jit, static_argnums=2)
-def _filtered(system: StateSpace, natural: Sites, parallel: bool | None) -> Filtered:
-    return kalman.filtered(_chain(system, natural, parallel, False)[1], natural[0].shape[0])
+def _filter(system: StateSpace, natural: Sites, parallel: bool | None) -> Filtered:
+    return kalman.filter_states(_filter_chain(system, natural, parallel, False)[1], natural[0].shape[0])
 
 
 @partial(jax.jit, static_argnums=3)
-def _sampled(system: StateSpace, found: Filtered, key: Any, shape: tuple[int, ...]) -> Float[Array, "... T D"]:
-    mean, cov = found.mean, found.covariance
-    ahead, spread = kalman.predicted(system, mean, cov)
+def _sample(system: StateSpace, filtered: Filtered, key: Key, shape: tuple[int, ...]) -> Float[Array, "... T D"]:
+    mean, cov = filtered.mean, filtered.covariance
+    predicted_mean, predicted_cov = kalman.predict_states(system, mean, cov)
     F = jnp.broadcast_to(system.each("transition", len(mean)), cov.shape)
     Q = jnp.broadcast_to(system.each("noise", len(mean)), cov.shape)
     # The predicted covariance may be singular (transitions without noise).
-    factor = jnp.linalg.cholesky(with_jitter(spread))
+    factor = jnp.linalg.cholesky(with_jitter(predicted_cov))
     eye = jnp.eye(system.size, dtype=cov.dtype)
     gain = cho_solve((factor, True), matmul(F, cov)).mT
     rest = eye - matmul(gain, F)
-    left = matmul(matmul(rest, cov), rest.mT) + matmul(matmul(gain, Q), gain.mT)
-    roots = root(symmetric(left)).mT.at[-1].set(root(cov[-1]).T)
+    # The covariance of a state given the one after it, in Joseph's form, which stays positive semi-definite.
+    conditional_cov = matmul(matmul(rest, cov), rest.mT) + matmul(matmul(gain, Q), gain.mT)
+    roots = root(symmetric(conditional_cov)).mT.at[-1].set(root(cov[-1]).T)
     gain = gain.at[-1].set(0.0)
     noise = jax.random.normal(key, (*shape, *mean.shape), mean.dtype)
 
     def step(after: Array, x: tuple) -> tuple[Array, Array]:
-        mean, ahead, gain, root, noise = x
-        here = mean + (after - ahead) @ gain.T + noise @ root.T
-        return here, here
+        mean, predicted_mean, gain, root, noise = x
+        state = mean + (after - predicted_mean) @ gain.T + noise @ root.T
+        return state, state
 
-    xs = (mean, ahead, gain, roots, jnp.moveaxis(noise, -2, 0))
-    _, drawn = jax.lax.scan(step, jnp.zeros((*shape, system.size), mean.dtype), xs, reverse=True)
-    return jnp.moveaxis(drawn, 0, -2)
+    xs = (mean, predicted_mean, gain, roots, jnp.moveaxis(noise, -2, 0))
+    _, draws = jax.lax.scan(step, jnp.zeros((*shape, system.size), mean.dtype), xs, reverse=True)
+    return jnp.moveaxis(draws, 0, -2)
 
 
 def _outputs(system: StateSpace, states: Float[Array, "... T D"]) -> Array:
@@ -181,7 +194,7 @@ def _outputs(system: StateSpace, states: Float[Array, "... T D"]) -> Array:
 
 
 def _prior_mean(system: StateSpace, length: int) -> Array:
-    """Every output's mean under the prior."""
+    """Each output's mean under the prior."""
     if system.centered:
         return jnp.zeros((length, *system.outputs), system.mean.dtype)
 
@@ -195,22 +208,22 @@ def _prior_mean(system: StateSpace, length: int) -> Array:
     return _outputs(system, means)
 
 
-def _rotated(
+def _decorrelate(
     system: StateSpace, first: Float[Array, "T m"], curve: Float[Array, "T m m"]
 ) -> tuple[StateSpace, Float[Array, "T m"], Float[Array, "T m"]]:
-    """The outputs f' = Lᵀf in which the sites stand alone, with κ = LDLᵀ: also where κ is not positive."""
+    """The outputs f' = Lᵀf in which the sites are independent, from κ = LDLᵀ, which exists for negative κ too."""
     size = curve.shape[-1]
     rows, pivots = [], []
-    left, push = curve, first
+    remainder, linear = curve, first
     emission = jnp.broadcast_to(system.emission, (curve.shape[0], *system.emission.shape[-2:]))
     for k in range(size):
-        pivot = left[:, k, k]
-        column = jnp.where(pivot[:, None] == 0, 0.0, left[:, :, k] / jnp.where(pivot == 0, 1.0, pivot)[:, None])
+        pivot = remainder[:, k, k]
+        column = jnp.where(pivot[:, None] == 0, 0.0, remainder[:, :, k] / jnp.where(pivot == 0, 1.0, pivot)[:, None])
         column = column.at[:, k].set(1.0).at[:, :k].set(0.0)
-        left = left - pivot[:, None, None] * column[:, :, None] * column[:, None, :]
+        remainder = remainder - pivot[:, None, None] * column[:, :, None] * column[:, None, :]
         rows.append(jnp.einsum("tm,tmd->td", column, emission))
         pivots.append(pivot)
-        # L⁻¹ν, a column of L at a time
-        push = push - jnp.where(jnp.arange(size) > k, column, 0.0) * push[:, k, None]
-    turned = eqx.tree_at(lambda s: s.emission, system, jnp.stack(rows, axis=1))
-    return turned, push, jnp.stack(pivots, axis=1)
+        # This forms L⁻¹ν, one column of L at a time.
+        linear = linear - jnp.where(jnp.arange(size) > k, column, 0.0) * linear[:, k, None]
+    decorrelated = eqx.tree_at(lambda s: s.emission, system, jnp.stack(rows, axis=1))
+    return decorrelated, linear, jnp.stack(pivots, axis=1)

@@ -1,7 +1,17 @@
-"""Kalman's filter and smoother without an inverse: one step after the other, or many stretches side by side."""
+"""Kalman's filter and smoother, in one scan or in segments of the chain that run side by side.
+
+A segment is filtered from an initial state x that is taken as known. What comes out is an `Element`: the distribution
+of the state after the segment, as a function of x, and the likelihood of the segment's sites, as a function of x.
+Elements of neighbouring segments can be joined, associatively, so a parallel scan gives the predicted initial state of
+every segment (Särkkä and García-Fernández, 2021). What a segment says given its initial state does not depend on how
+vague that state is, so no digits are lost to a diffuse prior, and no covariance is inverted.
+
+The file lies beside `state_space` because it needs it; `GaussianChain` and `models.kalman` are its two users.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,14 +22,16 @@ from ...numerics.linalg import matmul, matvec, outer, posterior, root, symmetric
 from .state_space import StateSpace
 
 State = tuple[Float[Array, "... D"], Float[Array, "... D D"]]
+"""The mean and the covariance of a state."""
 Steps = dict[str, Array]
+"""What a scan reads at each step: sites a, b, c, and those matrices of the state space that change with time."""
 
 
 class Observations(NamedTuple):
-    r"""What is known of every output by itself, $∝ \exp\frac{af − ½bf^2}{c}$, an entry for each step and output.
+    r"""A site on each output, $∝ \exp\frac{af − ½bf^2}{c}$, with an entry for each step and output.
 
-    A Gaussian site of natural parameters (ν, −½κ) is (ν, κ, 1); an observation y with noise R is (y, 1, R), also where
-    R = 0; what is missing is (0, 0, 1).
+    A Gaussian site of natural parameters (ν, −½κ) is (ν, κ, 1); an observation y with noise variance R is (y, 1, R),
+    also where R = 0; a missing observation is (0, 0, 1).
     """
 
     a: Float[Array, "T m"]
@@ -28,10 +40,10 @@ class Observations(NamedTuple):
 
 
 class Element(NamedTuple):
-    r"""A stretch of the chain as a function of the state $x$ that it starts from.
+    r"""A segment of the chain as a function of its initial state $x$.
 
-    After it the state is $N(Ax + b, C)$, and its sites have the likelihood $∝ \exp(η^⊤x − ½x^⊤Jx)$ (Särkkä and
-    García-Fernández, 2021).
+    The state after the segment is $N(Ax + b, C)$, and the segment's sites have the likelihood $∝ \exp(η^⊤x −
+    ½x^⊤Jx)$.
     """
 
     A: Float[Array, "... D D"]
@@ -42,353 +54,416 @@ class Element(NamedTuple):
 
 
 class Innovation(NamedTuple):
-    """What a stretch sees of every output, given that it starts from x = 0, and how the output's mean depends on x."""
+    """How one output's site updates the filter of a segment that starts from x = 0.
 
-    output: Float[Array, "T m"]
-    spread: Float[Array, "T m"]
-    push: Float[Array, "T m"]
-    weight: Float[Array, "T m"]
-    gain: Float[Array, "T m D"]
-    back: Float[Array, "T m D"]
-
-
-class Chain(NamedTuple):
-    """All stretches: every step's Element (up to it, from its stretch's start) and Seen; each stretch whole.
-
-    `start` is the state predicted for each, and `later` what all that follow it are together.
+    With the predicted output N(f, s), u = (a − bf)/(c + bs) and w = b/(c + bs), the state's mean moves by gain·u and
+    its covariance by −w·gain·gainᵀ. With another x, f moves by `loading`ᵀx.
     """
 
+    output_mean: Float[Array, "T m"]
+    """f."""
+    output_variance: Float[Array, "T m"]
+    """s."""
+    scaled_residual: Float[Array, "T m"]
+    """u."""
+    weight: Float[Array, "T m"]
+    """w."""
+    gain: Float[Array, "T m D"]
+    """The covariance of state and output, Ch."""
+    loading: Float[Array, "T m D"]
+    """Aᵀh."""
+
+
+class FilteredChain(NamedTuple):
+    """A chain cut into B segments of L steps, each filtered from a known initial state."""
+
     steps: Steps
-    element: Element
-    seen: Innovation
-    whole: Element
-    start: State
-    later: Element | None
+    """The sites and matrices, (B, L, …)."""
+    elements: Element
+    """From the segment's start up to and including the sites of each step, (B, L, …)."""
+    innovations: Innovation
+    """Of each step's outputs, (B, L, …)."""
+    segments: Element
+    """Each segment as a whole, with its last transition, (B, …)."""
+    starts: State
+    """The predicted initial state of each segment, given the sites of all segments before it."""
+    futures: Element | None
+    """All segments after each one, joined; None if it was not asked for."""
 
 
 class Filtered(NamedTuple):
-    """Every state's mean and covariance given the sites up to its step; every output's before its own site."""
+    """Each state's moments given the sites up to its step, and each output's just before its own site."""
 
     mean: Float[Array, "T D"]
     covariance: Float[Array, "T D D"]
-    output: Float[Array, "T m"]
-    spread: Float[Array, "T m"]
+    output_mean: Float[Array, "T m"]
+    output_variance: Float[Array, "T m"]
 
 
 class Smoothed(NamedTuple):
-    """Every state's mean and covariance given all sites, and Cov(x_{t+1}, x_t) where it was asked for."""
+    """Each state's moments given all sites, and Cov(x_{t+1}, x_t) if it was asked for."""
 
     mean: Float[Array, "T D"]
     covariance: Float[Array, "T D D"]
     pairs: Float[Array, "T-1 D D"] | None
 
 
-def _steps(system: StateSpace, sites: Observations, length: int) -> Steps:
-    """What the scans read, in stretches of one length: the last one is filled up with steps that see nothing."""
-    count = sites.a.shape[0]
-    xs: Steps = dict(sites._asdict())
+def filter_chain(
+    system: StateSpace, observations: Observations, parallel: bool | None = None, with_futures: bool = True
+) -> FilteredChain:
+    """Filter all segments of a chain and predict their initial states.
+
+    Args:
+        system: the prior of the states.
+        observations: the sites, which act on one output at a time.
+        parallel: whether to cut the chain into about ½√T segments that run side by side; by default from 64 steps on.
+        with_futures: whether to join the segments from the end as well, which smoothing needs and filtering does not.
+    """
+    count = observations.a.shape[0]
+    parallel = count >= 64 if parallel is None else parallel
+    length = min(count, max(1, round(2 * count**0.5))) if parallel else count
+    steps = _cut_into_segments(system, observations, length)
+    segments, elements, innovations = jax.vmap(lambda x: filter_segment(system, x))(steps)
+    empty = empty_segment(system)
+    prior = Element(empty.J, system.mean, system.covariance, empty.eta, empty.J)
+    before = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), prior, segments)
+    after = jax.tree.map(lambda x, y: jnp.concatenate([x[1:], y[None]])[::-1], segments, empty)
+    if length < count:
+        before, *others = _scan_segments([before, after] if with_futures else [before], empty)
+        after = others[0] if with_futures else after
+    futures = jax.tree.map(lambda x: x[::-1], after) if with_futures else None
+    return FilteredChain(steps, elements, innovations, segments, (before.b, before.C), futures)
+
+
+def _cut_into_segments(system: StateSpace, observations: Observations, length: int) -> Steps:
+    """What the scans read, (B, length, …); the last segment is padded with steps that have no sites."""
+    count = observations.a.shape[0]
+    xs: Steps = dict(observations._asdict())
     for name, rank in (("transition", 2), ("noise", 2), ("offset", 1)):
         if getattr(system, name).ndim > rank:
             xs[name] = system.each(name, count)
     if system.emission.ndim == 3:
         xs["emission"] = system.emission
-    whole = -(-count // length)
-    fill = lambda x: jnp.broadcast_to(x[-1:], (whole * length - count, *x.shape[1:]))
-    blank = {"a": jnp.zeros_like, "b": jnp.zeros_like, "c": jnp.ones_like}
-    padded = {n: jnp.concatenate([x, blank.get(n, lambda x: x)(fill(x))]) for n, x in xs.items()}
-    return {n: x.reshape((whole, length, *x.shape[1:])) for n, x in padded.items()}
+    segments = -(-count // length)
+    last_repeated = lambda x: jnp.broadcast_to(x[-1:], (segments * length - count, *x.shape[1:]))
+    no_site = {"a": jnp.zeros_like, "b": jnp.zeros_like, "c": jnp.ones_like}
+    padded = {n: jnp.concatenate([x, no_site.get(n, lambda x: x)(last_repeated(x))]) for n, x in xs.items()}
+    return {n: x.reshape((segments, length, *x.shape[1:])) for n, x in padded.items()}
 
 
-def _at(system: StateSpace, step: Steps, name: str) -> Array:
+def _matrix_at(system: StateSpace, step: Steps, name: str) -> Array:
+    """A matrix of the state space at this step, whether or not it changes with time."""
     array: Any = step[name] if name in step else getattr(system, name)
     return array[None] if name == "emission" and array.ndim == 1 else array
 
 
-def _updated(carry: Element, x: tuple[Array, Array, Array, Array]) -> tuple[Element, Innovation]:
-    """A stretch and one output's site more: u = (a − bf)/(c + bs) and w = b/(c + bs) are all that it takes."""
-    (mean, cov), (h, a, b, c) = (carry.b, carry.C), x
-    gain = matvec(cov, h)
-    output, spread = jnp.sum(h * mean), jnp.sum(h * gain)
-    scale = c + b * spread
-    # An exact observation of what is known already says nothing.
-    sure = scale == 0
-    safe = jnp.where(sure, 1.0, scale)
-    push, weight = jnp.where(sure, 0.0, a - b * output) / safe, jnp.where(sure, 0.0, b) / safe
-    back = matvec(carry.A.mT, h)
-    after = Element(
-        carry.A - weight * outer(gain, back),
-        mean + gain * push,
-        cov - weight * outer(gain, gain),
-        carry.eta + back * push,
-        carry.J + weight * outer(back, back),
-    )
-    return after, Innovation(output, spread, push, weight, gain, back)
-
-
-def _each_output(once: Any, carry: Any, xs: tuple, reverse: bool = False) -> tuple[Any, Any]:
-    """One output of a step after the other: written out if they are few."""
-    count = jax.tree.leaves(xs)[0].shape[0]
-    if count > 4:
-        return jax.lax.scan(once, carry, xs, reverse=reverse)
-    found = []
-    for j in reversed(range(count)) if reverse else range(count):
-        carry, out = once(carry, jax.tree.map(lambda x, j=j: x[j], xs))
-        found.append(out)
-    found = found[::-1] if reverse else found
-    return carry, jax.tree.map(lambda *x: jnp.stack(x), *found)
+# One segment.
 
 
 def filter_segment(system: StateSpace, xs: Steps) -> tuple[Element, Element, Innovation]:
-    """The filter from a state that is known: what it has after all steps, and after every one's sites."""
+    """Run the filter over one segment from a known initial state.
+
+    Returns:
+        The element of the whole segment, and the element and the innovation after each step's sites.
+    """
 
     def step(carry: Element, x: Steps) -> tuple[Element, tuple[Element, Innovation]]:
-        here, seen = _each_output(_updated, carry, (_at(system, x, "emission"), x["a"], x["b"], x["c"]))
-        F = _at(system, x, "transition")
-        mean = matvec(F, here.b) + _at(system, x, "offset")
-        cov = symmetric(matmul(matmul(F, here.C), F.mT) + _at(system, x, "noise"))
-        return Element(matmul(F, here.A), mean, cov, here.eta, here.J), (here, seen)
+        sites = (_matrix_at(system, x, "emission"), x["a"], x["b"], x["c"])
+        updated, innovation = _each_output(_update, carry, sites)
+        F = _matrix_at(system, x, "transition")
+        mean = matvec(F, updated.b) + _matrix_at(system, x, "offset")
+        cov = symmetric(matmul(matmul(F, updated.C), F.mT) + _matrix_at(system, x, "noise"))
+        return Element(matmul(F, updated.A), mean, cov, updated.eta, updated.J), (updated, innovation)
 
-    last, (every, seen) = jax.lax.scan(step, nothing(system), xs)
-    return last, every, seen
+    segment, (elements, innovations) = jax.lax.scan(step, empty_segment(system), xs)
+    return segment, elements, innovations
 
 
-def nothing(system: StateSpace) -> Element:
-    """A stretch of no steps."""
+def _update(carry: Element, x: tuple[Array, Array, Array, Array]) -> tuple[Element, Innovation]:
+    """Condition on the site of one output."""
+    (mean, cov), (h, a, b, c) = (carry.b, carry.C), x
+    gain = matvec(cov, h)
+    output_mean, output_variance = jnp.sum(h * mean), jnp.sum(h * gain)
+    scale = c + b * output_variance
+    # An exact observation (c = 0) of an output that is known already (s = 0) adds nothing.
+    certain = scale == 0
+    divisor = jnp.where(certain, 1.0, scale)
+    residual = jnp.where(certain, 0.0, a - b * output_mean) / divisor
+    weight = jnp.where(certain, 0.0, b) / divisor
+    loading = matvec(carry.A.mT, h)
+    updated = Element(
+        carry.A - weight * outer(gain, loading),
+        mean + gain * residual,
+        cov - weight * outer(gain, gain),
+        carry.eta + loading * residual,
+        carry.J + weight * outer(loading, loading),
+    )
+    return updated, Innovation(output_mean, output_variance, residual, weight, gain, loading)
+
+
+def _each_output(once: Callable, carry: Any, xs: tuple, reverse: bool = False) -> tuple[Any, Any]:
+    """Scan over the outputs of one step; the loop is unrolled if they are at most four."""
+    count = jax.tree.leaves(xs)[0].shape[0]
+    if count > 4:
+        return jax.lax.scan(once, carry, xs, reverse=reverse)
+    results = []
+    for j in reversed(range(count)) if reverse else range(count):
+        carry, out = once(carry, jax.tree.map(lambda x, j=j: x[j], xs))
+        results.append(out)
+    results = results[::-1] if reverse else results
+    return carry, jax.tree.map(lambda *x: jnp.stack(x), *results)
+
+
+# Joining segments.
+
+
+def empty_segment(system: StateSpace) -> Element:
+    """The element of no steps: the state stays x, and nothing is observed."""
     eye, zeros = jnp.eye(system.size, dtype=system.mean.dtype), jnp.zeros_like(system.mean)
-    none = jnp.zeros_like(system.covariance)
-    return Element(eye, zeros, none, zeros, none)
+    zero_matrix = jnp.zeros_like(system.covariance)
+    return Element(eye, zeros, zero_matrix, zeros, zero_matrix)
 
 
-def joined(first: Element, second: Element) -> Element:
-    """Two stretches, one after the other: associative."""
-    middle, _ = posterior(first.C, second.J)  # of the state between them, given what follows
-    surprise = second.eta - matvec(second.J, first.b)
+def join(first: Element, second: Element) -> Element:
+    """The element of two segments, the second after the first; an associative operation."""
+    between_cov, _ = posterior(first.C, second.J)  # of the state between them, given the second segment's sites
+    residual = second.eta - matvec(second.J, first.b)
     eye = jnp.eye(first.A.shape[-1], dtype=first.A.dtype)
-    through = matmul(eye - matmul(middle, second.J), first.A)
+    through = matmul(eye - matmul(between_cov, second.J), first.A)
     return Element(
         matmul(second.A, through),
-        matvec(second.A, first.b + matvec(middle, surprise)) + second.b,
-        symmetric(matmul(matmul(second.A, middle), second.A.mT) + second.C),
-        first.eta + matvec(through.mT, surprise),
+        matvec(second.A, first.b + matvec(between_cov, residual)) + second.b,
+        symmetric(matmul(matmul(second.A, between_cov), second.A.mT) + second.C),
+        first.eta + matvec(through.mT, residual),
         first.J + symmetric(matmul(first.A.mT, matmul(second.J, through))),
     )
 
 
-def _scanned(parts: list[Element], none: Element) -> list[Element]:
-    """Every stretch joined with those before it; of a second list, which is in reverse, with those after it in time.
+def _scan_segments(directions: list[Element], empty: Element) -> list[Element]:
+    """Join each segment with all before it.
 
-    An associative scan by doubling: log B turns of one loop, which is compiled once for both.
+    An associative scan by doubling, log₂ B turns of one loop. A second list of segments, in reverse order, is joined
+    with those after it in time by the same loop, so that both directions are compiled once.
     """
-    count = parts[0].b.shape[0]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *parts)
+    count = directions[0].b.shape[0]
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *directions)
 
-    def once(k: Array, stacked: Element) -> Element:
+    def double(k: Array, stacked: Element) -> Element:
         shift = 2**k
-        early = jnp.arange(count) < shift
+        before_first = jnp.arange(count) < shift
 
         def shifted(x: Array, blank: Array) -> Array:
-            return jnp.where(early.reshape((-1,) + (1,) * blank.ndim), blank, jnp.roll(x, shift, axis=1))
+            return jnp.where(before_first.reshape((-1,) + (1,) * blank.ndim), blank, jnp.roll(x, shift, axis=1))
 
-        moved = jax.tree.map(shifted, stacked, none)
-        first = jax.tree.map(lambda m, x: jnp.concatenate([m[:1], x[1:]]), moved, stacked)
-        second = jax.tree.map(lambda m, x: jnp.concatenate([x[:1], m[1:]]), moved, stacked)
-        return joined(first, second)
+        neighbours = jax.tree.map(shifted, stacked, empty)
+        # Forwards the neighbour comes first in time; in the reversed list it comes second.
+        first = jax.tree.map(lambda m, x: jnp.concatenate([m[:1], x[1:]]), neighbours, stacked)
+        second = jax.tree.map(lambda m, x: jnp.concatenate([x[:1], m[1:]]), neighbours, stacked)
+        return join(first, second)
 
-    found = jax.lax.fori_loop(0, (count - 1).bit_length(), once, stacked)
-    return [jax.tree.map(lambda x, i=i: x[i], found) for i in range(len(parts))]
+    joined = jax.lax.fori_loop(0, (count - 1).bit_length(), double, stacked)
+    return [jax.tree.map(lambda x, i=i: x[i], joined) for i in range(len(directions))]
 
 
-def chain(system: StateSpace, sites: Observations, parallel: bool | None = None, ahead: bool = True) -> Chain:
-    r"""The chain in stretches, each filtered from a known start, and the state predicted for every start.
+def _condition_start(start: State, eta: Array, J: Array) -> tuple[Array, Array, Array, Array]:
+    """Condition an initial state N(m, P) on a likelihood exp(ηᵀx − ½xᵀJx).
 
-    `parallel` has ½√T of them side by side, joined by an associative scan; by default, from 64 steps on. What a stretch
-    knows given its start does not depend on how vague the start is, so nothing is lost to a diffuse prior. A filter
-    does without what lies `ahead`.
+    Returns:
+        The posterior mean and covariance, log ∫ N(x | m, P) exp(ηᵀx − ½xᵀJx) dx, and log|I + PJ|.
     """
-    count = sites.a.shape[0]
-    parallel = count >= 64 if parallel is None else parallel
-    length = min(count, max(1, round(2 * count**0.5))) if parallel else count
-    steps = _steps(system, sites, length)
-    whole, every, seen = jax.vmap(lambda x: filter_segment(system, x))(steps)
-    none = nothing(system)
-    prior = Element(none.J, system.mean, system.covariance, none.eta, none.J)
-    before = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), prior, whole)
-    after = jax.tree.map(lambda x, y: jnp.concatenate([x[1:], y[None]])[::-1], whole, none)
-    if length < count:
-        before, *others = _scanned([before, after] if ahead else [before], none)
-        after = others[0] if ahead else after
-    later = jax.tree.map(lambda x: x[::-1], after) if ahead else None
-    return Chain(steps, every, seen, whole, (before.b, before.C), later)
-
-
-def _given(start: State, eta: Array, J: Array) -> tuple[Array, Array, Array, Array]:
-    """A start's mean and covariance given what a likelihood says of it, log ∫ of that, and log|I + PJ|."""
     mean, cov = start
-    spread, log_det = posterior(cov, J)
-    surprise = eta - matvec(J, mean)
-    after = mean + matvec(spread, surprise)
+    posterior_cov, log_det = posterior(cov, J)
+    residual = eta - matvec(J, mean)
+    posterior_mean = mean + matvec(posterior_cov, residual)
     # ηᵀm − ½mᵀJm + ½(η − Jm)ᵀK(η − Jm)
-    value = 0.5 * jnp.sum((eta + surprise) * mean + surprise * (after - mean), axis=-1)
-    return after, spread, value - 0.5 * log_det, log_det
+    value = 0.5 * jnp.sum((eta + residual) * mean + residual * (posterior_mean - mean), axis=-1)
+    return posterior_mean, posterior_cov, value - 0.5 * log_det, log_det
 
 
-def log_normalizer(found: Chain) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Σ log ∫ of the stretches' likelihoods over their starts, and log|I + Kκ| of all sites (c = 1) together."""
-    *_, value, log_det = _given(found.start, found.whole.eta, found.whole.J)
-    return jnp.sum(value), jnp.sum(log_det) + jnp.sum(jnp.log(_scales(found)))
+# Normalisers.
 
 
-def _scales(found: Chain) -> Array:
-    """c + bs of every site; NaN where the sites leave no distribution."""
-    scales = found.steps["c"] + found.steps["b"] * found.seen.spread
+def log_normalizer(chain: FilteredChain) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Σ log ∫ of the segments' likelihoods over their initial states, and log|I + Kκ| of all sites (with c = 1)."""
+    *_, value, log_det = _condition_start(chain.starts, chain.segments.eta, chain.segments.J)
+    return jnp.sum(value), jnp.sum(log_det) + jnp.sum(jnp.log(_scales(chain)))
+
+
+def _scales(chain: FilteredChain) -> Array:
+    """c + bs of every site; NaN where it is not positive, which means that prior and sites are no distribution."""
+    scales = chain.steps["c"] + chain.steps["b"] * chain.innovations.output_variance
     return jnp.where(scales > 0, scales, jnp.nan)
 
 
-def log_partition(found: Chain) -> Float[Array, ""]:
+def log_partition(chain: FilteredChain) -> Float[Array, ""]:
     """log E_p exp Σ(νf − ½κf²), of sites (ν, κ, 1)."""
-    nu, kappa, f, s = found.steps["a"], found.steps["b"], found.seen.output, found.seen.spread
-    scales = _scales(found)
+    nu, kappa = chain.steps["a"], chain.steps["b"]
+    f, s = chain.innovations.output_mean, chain.innovations.output_variance
+    scales = _scales(chain)
     terms = (nu**2 * s + 2 * nu * f - kappa * f**2) / scales - jnp.log(scales)
-    return 0.5 * jnp.sum(terms) + log_normalizer(found)[0]
+    return 0.5 * jnp.sum(terms) + log_normalizer(chain)[0]
 
 
-def filtered(found: Chain, count: int) -> Filtered:
-    r"""Every state given the sites up to its step: the stretch's start is learnt on the way.
+def log_likelihood(chain: FilteredChain, filtered: Filtered) -> Float[Array, ""]:
+    """log p(y) of observations (y, 1, R) and missing ones (0, 0, 1), the sum of each one's predictive density."""
+    a, b, c = (_concatenate_segments(chain.steps[name], len(filtered.output_mean)) for name in "abc")
+    scale, squared_error = c + b * filtered.output_variance, b * (a - filtered.output_mean) ** 2
+    # An exact observation of a known output has density 1 if it agrees, and is impossible if it does not.
+    certain = scale == 0
+    divisor = scale + certain
+    logs = jnp.where(b > 0, jnp.log(2 * jnp.pi * divisor), 0.0)
+    impossible = jnp.where(certain & (squared_error > 0), jnp.inf, 0.0)
+    return -0.5 * (jnp.sum((squared_error / divisor + logs) * ~certain) + jnp.sum(impossible))
 
-    The start's covariance is carried as a root, $Σ = SS^⊤$, and an output $a^⊤x$ of weight w takes $S$ to
-    $S(I − γφφ^⊤)$ with $φ = S^⊤a$ (Potter, 1963): a vague start loses no digits.
-    """
-    mean, cov, known, spread = jax.vmap(_learnt)(*found.start, found.seen)
-    here = found.element
-    after = here.b + matvec(here.A, mean), here.C + matmul(matmul(here.A, cov), here.A.mT)
-    outputs = found.seen.output + known, found.seen.spread + spread
-    return Filtered(*_flat((*after, *outputs), count))
+
+# The filter.
+
+
+def filter_states(chain: FilteredChain, count: int) -> Filtered:
+    """Each state given the sites up to its step: the elements, averaged over what is known of the segments' starts."""
+    mean, cov, start_mean, start_variance = jax.vmap(_filter_start)(*chain.starts, chain.innovations)
+    element = chain.elements
+    states = element.b + matvec(element.A, mean), element.C + matmul(matmul(element.A, cov), element.A.mT)
+    innovations = chain.innovations
+    outputs = innovations.output_mean + start_mean, innovations.output_variance + start_variance
+    return Filtered(*_concatenate_segments((*states, *outputs), count))
 
 
 @jax.custom_jvp
-def _learnt(mean: Array, cov: Array, seen: Innovation) -> tuple[Array, Array, Array, Array]:
-    """A stretch's start given its outputs up to every step, and what it predicts of each output."""
+def _filter_start(mean: Array, cov: Array, innovations: Innovation) -> tuple[Array, Array, Array, Array]:
+    r"""Filter a segment's initial state, given the segment's outputs up to each step.
+
+    The covariance is carried as a root, $Σ = SS^⊤$; an output $a^⊤x$ of weight w takes $S$ to $S(I − γφφ^⊤)$ with $φ =
+    S^⊤a$ (Potter, 1963), so that a vague initial state loses no digits.
+
+    Returns:
+        The initial state's mean and covariance after each step, and the mean and the variance of $a^⊤x$, which it adds
+        to each output's prediction.
+    """
 
     def once(carry: State, x: tuple) -> tuple[State, tuple[Array, Array]]:
-        (mean, S), (push, weight, back) = carry, x
-        phi = matvec(S.mT, back)
-        known, spread = jnp.sum(back * mean), jnp.sum(phi * phi)
-        scale = 1 + weight * spread
+        (mean, S), (residual, weight, loading) = carry, x
+        phi = matvec(S.mT, loading)
+        output_mean, output_variance = jnp.sum(loading * mean), jnp.sum(phi * phi)
+        scale = 1 + weight * output_variance
         gain = matvec(S, phi)
-        after = S - (weight / (scale + jnp.sqrt(scale))) * outer(gain, phi)
-        return (mean + gain * ((push - weight * known) / scale), after), (known, spread)
+        updated_root = S - (weight / (scale + jnp.sqrt(scale))) * outer(gain, phi)
+        updated_mean = mean + gain * ((residual - weight * output_mean) / scale)
+        return (updated_mean, updated_root), (output_mean, output_variance)
 
-    mean, S, *outputs = _followed(once, (mean, root(cov).mT), seen)
+    mean, S, *outputs = _scan_outputs(once, (mean, root(cov).mT), innovations)
     return mean, matmul(S, S.mT), outputs[0], outputs[1]
 
 
-def _learnt_plainly(mean: Array, cov: Array, seen: Innovation) -> tuple[Array, Array, Array, Array]:
-    """The same with the covariance itself, which has a derivative where it is singular and its root has none."""
+def _filter_start_by_covariance(mean: Array, cov: Array, innovations: Innovation) -> tuple[Array, Array, Array, Array]:
+    """`_filter_start` with the covariance itself, which is differentiable where it is singular; its root is not."""
 
     def once(carry: State, x: tuple) -> tuple[State, tuple[Array, Array]]:
-        (mean, cov), (push, weight, back) = carry, x
-        gain = matvec(cov, back)
-        known, spread = jnp.sum(back * mean), jnp.sum(back * gain)
-        scale = 1 + weight * spread
-        after = mean + gain * ((push - weight * known) / scale), cov - (weight / scale) * outer(gain, gain)
-        return after, (known, spread)
+        (mean, cov), (residual, weight, loading) = carry, x
+        gain = matvec(cov, loading)
+        output_mean, output_variance = jnp.sum(loading * mean), jnp.sum(loading * gain)
+        scale = 1 + weight * output_variance
+        updated_mean = mean + gain * ((residual - weight * output_mean) / scale)
+        return (updated_mean, cov - (weight / scale) * outer(gain, gain)), (output_mean, output_variance)
 
-    return _followed(once, (mean, cov), seen)
+    return _scan_outputs(once, (mean, cov), innovations)
 
 
-def _followed(once: Any, start: State, seen: Innovation) -> tuple[Array, Array, Array, Array]:
-    """Output after output, step after step: the start as it becomes known, and what was predicted."""
+def _scan_outputs(once: Callable, start: State, innovations: Innovation) -> tuple[Array, Array, Array, Array]:
+    """Scan over all outputs of all steps, and return the carry after each step with what the outputs gave."""
 
     def step(carry: State, x: Innovation) -> tuple[State, tuple]:
-        carry, outputs = _each_output(once, carry, (x.push, x.weight, x.back))
+        carry, outputs = _each_output(once, carry, (x.scaled_residual, x.weight, x.loading))
         return carry, (*carry, *outputs)
 
-    return jax.lax.scan(step, start, seen)[1]
+    return jax.lax.scan(step, start, innovations)[1]
 
 
-@_learnt.defjvp
-def _learnt_jvp(primals: tuple, tangents: tuple) -> tuple:
-    return _learnt(*primals), jax.jvp(_learnt_plainly, primals, tangents)[1]
+@_filter_start.defjvp
+def _filter_start_jvp(primals: tuple, tangents: tuple) -> tuple:
+    return _filter_start(*primals), jax.jvp(_filter_start_by_covariance, primals, tangents)[1]
 
 
-def log_likelihood(found: Chain, outputs: Filtered) -> Float[Array, ""]:
-    """log p(y), of observations (y, 1, R) and missing ones (0, 0, 1): each given those before it."""
-    a, b, c = (_flat(found.steps[name], len(outputs.output)) for name in "abc")
-    scale, miss = c + b * outputs.spread, b * (a - outputs.output) ** 2
-    sure = scale == 0  # what is known already, seen exactly: certain, or impossible
-    safe = scale + sure
-    logs = jnp.where(b > 0, jnp.log(2 * jnp.pi * safe), 0.0)
-    impossible = jnp.where(sure & (miss > 0), jnp.inf, 0.0)
-    return -0.5 * (jnp.sum((miss / safe + logs) * ~sure) + jnp.sum(impossible))
+def predict_states(system: StateSpace, mean: Float[Array, "T D"], cov: Float[Array, "T D D"]) -> State:
+    """The moments of the states one transition later, (T, …).
 
-
-def predicted(system: StateSpace, mean: Float[Array, "T D"], cov: Float[Array, "T D D"]) -> State:
-    """The states one transition later, (T, …); the last is of no use where transitions change with time."""
+    Where transitions change with time there is none after the last step, and the last entry means nothing.
+    """
     F, Q, o = (system.each(name, mean.shape[0]) for name in ("transition", "noise", "offset"))
     return matvec(F, mean) + o, symmetric(matmul(matmul(F, cov), F.mT) + Q)
 
 
-def smoothed(system: StateSpace, found: Chain, count: int, pairs: bool = False) -> Smoothed:
-    r"""Every state given all sites: backwards through each stretch, given its start, and then over its start.
+# The smoother.
 
-    With $\tilde r_t$, $\tilde N_t$ what the future says of the filtered state (Durbin and Koopman, 2012),
-    $m_t + C_t\tilde r_t + B_tx$ and $C_t − C_t\tilde N_tC_t$ given the start x, with $B_t = (I − C_t\tilde N_t)A_t$.
+
+def smooth_states(system: StateSpace, chain: FilteredChain, count: int, pairs: bool = False) -> Smoothed:
+    r"""Each state given all sites: backwards through each segment given its initial state, then averaged over that.
+
+    With $\tilde r_t$, $\tilde N_t$ the information of the future about the filtered state (Durbin and Koopman, 2012),
+    the state is $N(b_t + C_t\tilde r_t + B_tx, C_t − C_t\tilde N_tC_t)$ given the initial state x, with $B_t = (I −
+    C_t\tilde N_t)A_t$.
     """
-    whole, later, eye = found.whole, found.later, jnp.eye(system.size, dtype=system.mean.dtype)
-    assert later is not None, "a chain that was made for a filter"
-    # (r, N) of the state that a stretch ends with, given its start x = 0
-    spread, _ = posterior(whole.C, later.J)
-    ahead = later.eta - matvec(later.J, whole.b)
-    N = symmetric(matmul(later.J, eye - matmul(spread, later.J)))
-    r = ahead - matvec(later.J, matvec(spread, ahead))
-    back = jax.vmap(lambda x, e, s, r, N: _backward(system, x, e, s, (r, N), pairs))
-    mean, cov, latent_correction, crossed = back(found.steps, found.element, found.seen, r, N)
-    # the start of each stretch given everything
-    eta = whole.eta + matvec(whole.A.mT, r)
-    J = symmetric(whole.J + matmul(matmul(whole.A.mT, N), whole.A))
-    start, doubt, *_ = _given(found.start, eta, J)
-    mean = mean + matvec(latent_correction, start[:, None])
-    wide = matmul(latent_correction, doubt[:, None])
-    cov = symmetric(cov + matmul(wide, latent_correction.mT))
-    mean, cov = _flat((mean, cov), count)
+    segments, futures, eye = chain.segments, chain.futures, jnp.eye(system.size, dtype=system.mean.dtype)
+    assert futures is not None, "smoothing needs filter_chain(…, with_futures=True)"
+    # (r, N) of the state after each segment, given the initial state x = 0.
+    end_cov, _ = posterior(segments.C, futures.J)
+    residual = futures.eta - matvec(futures.J, segments.b)
+    N = symmetric(matmul(futures.J, eye - matmul(end_cov, futures.J)))
+    r = residual - matvec(futures.J, matvec(end_cov, residual))
+    smooth = jax.vmap(lambda x, e, i, r, N: _smooth_segment(system, x, e, i, (r, N), pairs))
+    mean, cov, start_weights, pair_terms = smooth(chain.steps, chain.elements, chain.innovations, r, N)
+    # The initial state of each segment given all sites.
+    eta = segments.eta + matvec(segments.A.mT, r)
+    J = symmetric(segments.J + matmul(matmul(segments.A.mT, N), segments.A))
+    start_mean, start_cov, *_ = _condition_start(chain.starts, eta, J)
+    mean = mean + matvec(start_weights, start_mean[:, None])
+    cross = matmul(start_weights, start_cov[:, None])
+    cov = symmetric(cov + matmul(cross, start_weights.mT))
+    mean, cov = _concatenate_segments((mean, cov), count)
     if not pairs:
         return Smoothed(mean, cov, None)
-    crossed = crossed[0] + matmul(matmul(crossed[1], doubt[:, None]), latent_correction.mT)
-    return Smoothed(mean, cov, _flat(crossed, count)[: count - 1])
+    pair_cov = pair_terms[0] + matmul(matmul(pair_terms[1], start_cov[:, None]), start_weights.mT)
+    return Smoothed(mean, cov, _concatenate_segments(pair_cov, count)[: count - 1])
 
 
-def _backward(system: StateSpace, xs: Steps, here: Element, seen: Innovation, end: State, pairs: bool) -> tuple:
-    """One stretch backwards: mean and covariance given its start x = 0, how the mean depends on x, and pairs."""
+def _smooth_segment(
+    system: StateSpace, xs: Steps, elements: Element, innovations: Innovation, end: State, pairs: bool
+) -> tuple:
+    """Run one segment backwards.
+
+    Returns:
+        The means and covariances of the states given the initial state x = 0, the matrices B_t by which the means
+        depend on x, and, if `pairs`, Cov(x_{t+1}, x_t) given x with the matrices by which x_{t+1} depends on x.
+    """
     eye = jnp.eye(system.size, dtype=system.mean.dtype)
 
     def once(carry: State, x: tuple) -> tuple[State, None]:
-        (r, N), (h, push, weight, gain) = carry, x
+        (r, N), (h, residual, weight, gain) = carry, x
         # r ← hu + (I − w h gᵀ)r,  N ← w hhᵀ + (I − w h gᵀ)N(I − w g hᵀ)
-        pull = matvec(N, gain)
-        r = r + h * (push - weight * jnp.sum(gain * r))
-        through = weight * (1 + weight * jnp.sum(gain * pull))
-        crossed = weight * outer(h, pull)
-        return (r, N - crossed - crossed.mT + through * outer(h, h)), None
+        N_gain = matvec(N, gain)
+        r = r + h * (residual - weight * jnp.sum(gain * r))
+        factor = weight * (1 + weight * jnp.sum(gain * N_gain))
+        cross = weight * outer(h, N_gain)
+        return (r, N - cross - cross.mT + factor * outer(h, h)), None
 
     def step(carry: State, x: tuple) -> tuple[State, tuple]:
-        (r, N), (xs, here, seen) = carry, x
-        F = _at(system, xs, "transition")
-        back, info = matvec(F.mT, r), matmul(F.mT, matmul(N, F))
-        kept = eye - matmul(here.C, info)
-        latent_correction = matmul(kept, here.A)
-        out = here.b + matvec(here.C, back), matmul(kept, here.C), latent_correction, None
+        (r, N), (xs, element, innovation) = carry, x
+        F = _matrix_at(system, xs, "transition")
+        r_before, N_before = matvec(F.mT, r), matmul(F.mT, matmul(N, F))
+        projection = eye - matmul(element.C, N_before)
+        start_weight = matmul(projection, element.A)
+        out = element.b + matvec(element.C, r_before), matmul(projection, element.C), start_weight, None
         if pairs:
-            # Cov(x_{t+1}, x_t) given the start, and how x_{t+1} depends on it
-            ahead = matmul(matmul(F, here.C), F.mT) + _at(system, xs, "noise")
-            rest = eye - matmul(ahead, N)
-            out = (*out[:3], (matmul(rest, matmul(F, here.C)), matmul(rest, matmul(F, here.A))))
-        parts = (_at(system, xs, "emission"), seen.push, seen.weight, seen.gain)
-        carry, _ = _each_output(once, (back, info), parts, reverse=True)
+            predicted_cov = matmul(matmul(F, element.C), F.mT) + _matrix_at(system, xs, "noise")
+            after = eye - matmul(predicted_cov, N)
+            out = (*out[:3], (matmul(after, matmul(F, element.C)), matmul(after, matmul(F, element.A))))
+        sites = _matrix_at(system, xs, "emission"), innovation.scaled_residual, innovation.weight, innovation.gain
+        carry, _ = _each_output(once, (r_before, N_before), sites, reverse=True)
         return carry, out
 
-    return jax.lax.scan(step, end, (xs, here, seen), reverse=True)[1]
+    return jax.lax.scan(step, end, (xs, elements, innovations), reverse=True)[1]
 
 
-def _flat(tree: Any, count: int) -> Any:
-    """The stretches in a row."""
+def _concatenate_segments(tree: Any, count: int) -> Any:
+    """(B, L, …) to (T, …), without the padding at the end."""
     return jax.tree.map(lambda x: x.reshape((-1, *x.shape[2:]))[:count], tree)
