@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import bayesrule as blr
 from bayesrule.cli import app
 from bayesrule.gallery import page as gallery
-from bayesrule.gallery.page import Entry, drawn, entries, page
+from bayesrule.gallery.page import Entry, draw_entry, entries, render_gallery
 
 ENTRIES = {entry.name: entry for entry in entries()}
 QUICK = ["gradient_descent", "ogn", "exponential_weights"]
@@ -44,7 +44,7 @@ class Tags(HTMLParser):
 
 @pytest.fixture(scope="module")
 def pictures():
-    return [drawn(ENTRIES[name]) for name in QUICK]
+    return [draw_entry(ENTRIES[name]) for name in QUICK]
 
 
 def size(svg):
@@ -84,16 +84,16 @@ def test_pictures_are_drawn(pictures):
 @pytest.mark.extended
 @pytest.mark.parametrize("name", REST)
 def test_the_other_pictures_are_drawn(name):
-    checked(drawn(ENTRIES[name]))
+    checked(draw_entry(ENTRIES[name]))
 
 
 def test_a_picture_is_the_same_every_time(pictures):
-    assert drawn(ENTRIES["ogn"]).svg == pictures[1].svg
+    assert draw_entry(ENTRIES["ogn"]).svg == pictures[1].svg
 
 
 def test_a_picture_does_not_depend_on_the_precision_of_the_process(pictures):
     with jax.enable_x64(False):
-        assert drawn(ENTRIES["ogn"]).svg == pictures[1].svg
+        assert draw_entry(ENTRIES["ogn"]).svg == pictures[1].svg
 
 
 def test_a_picture_shows_what_ran(pictures, monkeypatch):
@@ -101,11 +101,11 @@ def test_a_picture_shows_what_ran(pictures, monkeypatch):
     from bayesrule.gallery import deep_learning as drawing
 
     monkeypatch.setattr(drawing.recipes, "ogn", lambda rate, **options: blr.ogn(2 * rate, **options))
-    assert drawn(ENTRIES["ogn"]).svg != pictures[1].svg
+    assert draw_entry(ENTRIES["ogn"]).svg != pictures[1].svg
 
 
 def test_the_page(pictures):
-    text = page(pictures)
+    text = render_gallery(pictures)
     seen = Tags(text)
     assert seen.sources == [f"{name}.svg" for name in QUICK]
     assert seen.open in ([], ["html"])

@@ -8,70 +8,78 @@ import pytest
 import scipy.stats
 
 from bayesrule import metrics
-from bayesrule.report import calibration_math as claims
+from bayesrule.report import calibration_math as calibration
 from bayesrule.report import charts
 from bayesrule.report.sections.data_and_reproduction import _yaml
-from bayesrule.report.sections.derivation import parsed
-from bayesrule.report.svg import Plot, drawing, limits, ticks
-from bayesrule.report.test_rows import Classified, Measured, classified, measured
+from bayesrule.report.sections.derivation import parse_derivation
+from bayesrule.report.svg import Plot, axis_limits, round_ticks, svg_drawing
+from bayesrule.report.test_rows import ClassPredictions, NumericPredictions, class_predictions, numeric_predictions
 from report import runs
 
 
 def test_reliability_is_that_of_the_metrics():
-    rows = classified(runs.binary())
+    rows = class_predictions(runs.binary())
     assert rows is not None
-    theirs = metrics.reliability(rows.p, rows.y, 10)
-    ours = claims.binned(rows.confidence, rows.right)
+    theirs = metrics.reliability(rows.probabilities, rows.y, 10)
+    ours = calibration.bin_predictions(rows.confidence, rows.correct)
     np.testing.assert_array_equal(ours.counts, theirs.counts)
-    np.testing.assert_allclose(ours.came, theirs.accuracy, atol=1e-12)
-    np.testing.assert_allclose(ours.claimed, theirs.confidence, atol=1e-12)
-    np.testing.assert_allclose(claims.calibration_error(rows), metrics.ece(rows.p, rows.y, 10), atol=1e-12)
+    np.testing.assert_allclose(ours.observed, theirs.accuracy, atol=1e-12)
+    np.testing.assert_allclose(ours.predicted, theirs.confidence, atol=1e-12)
+    np.testing.assert_allclose(
+        calibration.calibration_error(rows), metrics.ece(rows.probabilities, rows.y, 10), atol=1e-12
+    )
 
 
 def test_chance_error_is_what_perfect_probabilities_show():
     rng = np.random.default_rng(0)
     p = rng.dirichlet([1, 1, 1], 300)
     errors = [
-        claims.calibration_error(Classified(np.arange(300), np.array([rng.choice(3, p=each) for each in p]), p))
+        calibration.calibration_error(
+            ClassPredictions(np.arange(300), np.array([rng.choice(3, p=each) for each in p]), p)
+        )
         for _ in range(100)
     ]
-    rows = Classified(np.arange(300), p.argmax(1), p)
+    rows = ClassPredictions(np.arange(300), p.argmax(1), p)
     # 100 simulated sets and 400 draws, each of relative deviation about a third.
-    assert abs(claims.chance_error(rows) - np.mean(errors)) < 4 * np.std(errors) * math.sqrt(1 / 100 + 1 / 400)
+    assert abs(calibration.chance_error(rows) - np.mean(errors)) < 4 * np.std(errors) * math.sqrt(1 / 100 + 1 / 400)
 
 
 def test_coverage_of_numbers_and_of_counts_beside_scipy():
     levels = np.array([0.1, 0.5, 0.9])
-    rows = measured(runs.regression())
+    rows = numeric_predictions(runs.regression())
     assert rows is not None
-    lower, upper = claims.places(rows, whole=False)
+    lower, upper = calibration.predictive_cdf(rows, counts=False)
     inside = [
         np.mean(np.abs(rows.y - rows.mean) <= scipy.stats.norm.ppf((1 + level) / 2) * rows.std) for level in levels
     ]
-    np.testing.assert_allclose(claims.coverage(lower, upper, levels), inside, atol=1e-12)
-    counts = measured(runs.counts())
+    np.testing.assert_allclose(calibration.central_coverage(lower, upper, levels), inside, atol=1e-12)
+    counts = numeric_predictions(runs.counts())
     assert counts is not None
-    lower, upper = claims.places(counts, whole=True)
+    lower, upper = calibration.predictive_cdf(counts, counts=True)
     variance, mean = counts.std**2, counts.mean
     q = scipy.stats.nbinom(mean**2 / (variance - mean), mean / variance)
     np.testing.assert_allclose(upper, q.cdf(counts.y), atol=1e-9)
     np.testing.assert_allclose(lower, q.cdf(counts.y - 1), atol=1e-9)
-    narrow = Measured(*(np.full(3, x) for x in (0, 2.0, 2.0, 1.0, 0, 9, 0)))  # a variance below the mean: Poisson
-    np.testing.assert_allclose(claims.places(narrow, whole=True)[1], scipy.stats.poisson.cdf(2, 2.0), atol=1e-9)
+    narrow = NumericPredictions(
+        *(np.full(3, x) for x in (0, 2.0, 2.0, 1.0, 0, 9, 0))
+    )  # a variance below the mean: Poisson
+    np.testing.assert_allclose(
+        calibration.predictive_cdf(narrow, counts=True)[1], scipy.stats.poisson.cdf(2, 2.0), atol=1e-9
+    )
 
 
 def test_perfect_counts_are_covered_as_claimed():
     rng = np.random.default_rng(0)
     mean = rng.gamma(2.0, 2.0, 40_000)
     y = rng.poisson(mean).astype(float)
-    rows = Measured(np.arange(40_000), y, mean, np.sqrt(mean), y, y, y)
+    rows = NumericPredictions(np.arange(40_000), y, mean, np.sqrt(mean), y, y, y)
     levels = np.linspace(0.1, 0.9, 9)
-    covered = claims.coverage(*claims.places(rows, whole=True), levels)
+    covered = calibration.central_coverage(*calibration.predictive_cdf(rows, counts=True), levels)
     assert np.max(np.abs(covered - levels)) < 4 * 0.5 / math.sqrt(40_000)
 
 
 def test_derivations_are_read_piece_by_piece():
-    head, pieces = parsed(runs.VOGN)
+    head, pieces = parse_derivation(runs.VOGN)
     assert head == "vogn (Khan and Rue, section 4.4)"
     assert [piece[0] for piece in pieces] == ["family", "points", "curvature", "steps", "guard", "update"]
     assert pieces[1] == ("points", "MonteCarlo(1)", "E_q f(θ) ≈ the mean of f over draws from q")
@@ -88,13 +96,13 @@ def test_the_configuration_is_yaml():
         "text": ["yes", "1.5", "- x", "", " ", "C:\\n", "é", "a\nb", "null", "~"],
         "params": {"rate": 1e-3, "hidden": (50, 50), "flag": True, "some": np.float64(0.5), "none": {}},
     }
-    again = yaml.safe_load("\n".join(_yaml(config)))
-    assert again == {**config, "params": {**config["params"], "hidden": [50, 50]}}
+    reproduction = yaml.safe_load("\n".join(_yaml(config)))
+    assert reproduction == {**config, "params": {**config["params"], "hidden": [50, 50]}}
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-3e-9, 5e-9), (1e12, 3e12), (99.999, 100.001), (-7, -7), (0, 0)])
 def test_ticks_are_round_apart_and_inside(low, high):
-    found = ticks(low, high, 6)
+    found = round_ticks(low, high, 6)
     assert 2 <= len(found) <= 11
     assert len({label for _, label in found}) == len(found)
     if high > low:
@@ -104,20 +112,20 @@ def test_ticks_are_round_apart_and_inside(low, high):
 
 def test_limits_leave_out_what_is_out_of_all_proportion():
     values = np.append(np.linspace(0, 1, 1000), 1e9)
-    low, high = limits(values)
+    low, high = axis_limits(values)
     assert -0.2 < low <= 0
     assert 1 < high < 5
-    assert limits([math.nan]) == (0.0, 1.0)
+    assert axis_limits([math.nan]) == (0.0, 1.0)
 
 
 def test_lines_break_where_nothing_is():
     plot = Plot((0, 3), (0, 1)).line([0, 1, 2, 3], [0.5, math.nan, 0.5, 0.5], "blue")
-    assert re.search(r'd="M[^L]*M[^L]*L[^LM]*" class="line blue"', drawing("a line", plot))
+    assert re.search(r'd="M[^L]*M[^L]*L[^LM]*" class="line blue"', svg_drawing("a line", plot))
 
 
 def test_long_curves_keep_their_peaks():
     y = np.zeros(10_000)
     y[1234], y[7000] = 5.0, -5.0
-    keep = charts.turning(y, 100)
+    keep = charts.keep_extremes(y, 100)
     assert len(keep) <= 100
     assert {1234, 7000} <= set(keep.tolist())

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from bayesrule.report.page import SECTIONS, page
+from bayesrule.report.page import SECTIONS, render_report
 from report import runs
 
 VOID = {"meta", "br", "hr", "col", "img", "input", "link"}
@@ -47,7 +47,7 @@ class Reader(HTMLParser):
 
 def read(run):
     """The page, parsed; every drawing is XML, and nothing comes from elsewhere."""
-    text = page(run)
+    text = render_report(run)
     text.encode("utf-8")
     reader = Reader()
     reader.feed(text)
@@ -84,7 +84,7 @@ def test_everything_is_there_for_two_classes():
         "Most uncertain",
         "Most influential",
         "10 more are not shown",
-        "the prior's strength was set anew",
+        "the prior's precision was updated",
         "Which distributions q are candidates?",
         "Backtracking(monotone=True)",
         "has the same value in every row",
@@ -92,18 +92,18 @@ def test_everything_is_there_for_two_classes():
         "numpy 2.3.5",
     ):
         assert words in said.replace("\u202f", " "), words
-    assert text.count('class="right') + text.count('class="number right') == 2
+    assert text.count('class="correct') + text.count('class="number correct') == 2
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("regression", ["RMSE 54.3", "outside; about 10 % should be", "Log evidence, nats −1,432.9"]),
+        ("regression", ["RMSE 54.3", "outside their interval; about 10 % should be", "Log evidence, nats −1,432.9"]),
         ("network", ["a Bayesian neural network", "0.w", "held-out NLL, nats", "MonteCarlo(1)", "4,000"]),
         ("counts", ["Poisson or negative binomial", "Bayesian Poisson regression"]),
         ("sequence", ["Forecasting passengers from its past", "On the last 24 values", "Most surprising"]),
         ("classes", ["setosa", "virginica", "true ↓"]),
-        ("many_classes", ["the pairs that were mixed up most often", "underconfident by 51 %"]),
+        ("many_classes", ["the pairs that are confused most often", "underconfident by 51 %"]),
     ],
 )
 def test_each_task_says_its_own(name, words):
@@ -121,10 +121,10 @@ def test_what_is_not_there_is_left_out():
     run.influence, run.weights, run.trace, run.facts, run.derivation = {}, {}, {}, {}, ""
     run.metrics = {"model": {}, "baseline": {}}
     _, said, reader = read(run)
-    assert reader.ids == ["calibration", "predictions", "rows", "data", "again"]
+    assert reader.ids == ["calibration", "predictions", "rows", "data", "reproduction"]
     assert "influential" not in said
     run.test = {}
-    assert read(run)[2].ids == ["data", "again"]
+    assert read(run)[2].ids == ["data", "reproduction"]
 
 
 @pytest.mark.parametrize("name", ["binary", "classes", "regression", "sequence"])
@@ -226,7 +226,7 @@ def test_large_runs_make_small_pages():
     assert "980 more are not shown" in said
     assert "40 of 1,000 columns, those with remarks first" in said
     assert "feature 999 number 0 7" in said
-    assert "at most 200 are drawn" in said
+    assert "At most 200 rows are drawn" in said
     many = runs.many_classes()
     many.test = {key: np.concatenate([values] * 250) for key, values in many.test.items()}
     assert len(read(many)[0]) < 100_000
@@ -260,7 +260,7 @@ def test_a_model_that_is_worse_than_the_baseline_says_so():
     run = runs.binary()
     assert "worse than the baseline" not in read(run)[1]
     run.metrics["model"]["nll"] = 0.9
-    assert "By its likelihood it is worse than the baseline." in read(run)[1]
+    assert "Its likelihood is worse than the baseline's." in read(run)[1]
 
 
 # In a browser.
@@ -287,7 +287,7 @@ def test_nothing_overflows_and_nothing_complains(name, width, tmp_path):
         run.config["target"], run.classes = HOSTILE.replace(" ", ""), [HOSTILE.replace(" ", "")] * 2
         run.weights["name"] = [HOSTILE.replace(" ", "")] * 30
         run.metrics["train"] = run.metrics["model"]
-    (tmp_path / "page.html").write_text(page(run), encoding="utf-8")
+    (tmp_path / "page.html").write_text(render_report(run), encoding="utf-8")
     (tmp_path / "frame.html").write_text(FRAME.format(page="page.html", width=width), encoding="utf-8")
     options = (
         "--headless --no-sandbox --disable-gpu --no-first-run --disable-background-networking --disable-sync "

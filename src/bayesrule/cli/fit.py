@@ -168,11 +168,11 @@ def _train(table: Table, options: dict[str, Any], partial: Path, output: _Output
 def _write_report(run: Run, partial: Path) -> None:
     import time
 
-    from ..report.page import page
+    from ..report.page import render_report
     from ..runs import store
 
     began = time.perf_counter()
-    text = page(run)
+    text = render_report(run)
     run.seconds["report"] = round(time.perf_counter() - began, 2)
     (partial / "report.html").write_text(text, encoding="utf-8")
     store.save(run, partial)

@@ -63,14 +63,14 @@ def _check_rows() -> int:
     from rich.console import Console
 
     from ..recipes import table as rows
-    from ..reference_checks import outcome
+    from ..reference_checks import run_check
 
     console, passed, seconds = Console(width=None if sys.stdout.isatty() else 120, highlight=False), [], 0.0
     console.print(_format_outcome(None))
     with console.status("") as status:  # Shown in a terminal only.
         for row in rows():
             status.update(f"{row.recipe} …")
-            result = outcome(row)
+            result = run_check(row)
             console.print(_format_outcome(result))
             passed.append(result.passed)
             seconds += result.seconds
@@ -97,7 +97,7 @@ def _format_outcome(outcome: Outcome | None) -> Table:
         line.add_row("Recipe", "Reference", "Error", "Tolerance", "", style="bold")
         return line
     verdict = Text("pass", "green") if outcome.passed else Text("FAIL", "bold red")
-    reference = Text("\n".join(filter(None, [outcome.check.reference, outcome.said])))
+    reference = Text("\n".join(filter(None, [outcome.check.reference, outcome.message])))
     line.add_row(outcome.row.recipe, reference, f"{outcome.error:.1e}", f"{outcome.check.tolerance:.0e}", verdict)
     return line
 
@@ -127,7 +127,7 @@ def gallery(
     console, count = Console(highlight=False), len(page.entries())
     with console.status("drawing …") as status:
         try:
-            for number, picture in enumerate(page.gallery(out), start=1):
+            for number, picture in enumerate(page.write_gallery(out), start=1):
                 status.update(f"{number} of {count} drawn, the last one {picture.entry.name}")
         except OSError as error:
             raise typer.BadParameter(f"{out} cannot be written to: {error}.") from error

@@ -16,7 +16,7 @@ from ..objectives.objective import Objective
 from ..recipes import deep_learning as recipes
 from ..rule.rule import Rule
 from .style import BAYESIAN, INK, PLAIN, QUIET, Picture, hills, label, panels, plane, posterior, rings, stacked, trail
-from .trace import walked
+from .trace import trace_steps
 
 
 def _batches(data: tuple[np.ndarray, ...], size: int, steps: int, seed: int = 0) -> tuple[np.ndarray, ...]:
@@ -47,8 +47,8 @@ def sgd() -> Picture:
     distance that the rate sets, where steps of the same rate on all of the points go to it smoothly."""
     data, start = _line(), np.array([1.4, -0.5])
     rule, objective = recipes.sgd(0.15), Objective(_squared, size=60)
-    noisy = walked(rule, objective, jnp.asarray(start), steps=120, batches=_batches(data, 1, 120))
-    whole = walked(rule, objective, jnp.asarray(start), steps=120, data=data)
+    noisy = trace_steps(rule, objective, jnp.asarray(start), steps=120, batches=_batches(data, 1, 120))
+    whole = trace_steps(rule, objective, jnp.asarray(start), steps=120, data=data)
     figure, (axes,) = panels(1)
     plane(axes, (-0.6, 1.9), (-0.8, 1.9), ("intercept", "slope"))
     total = lambda w: jnp.mean(jax.vmap(lambda x, y: _squared(w, (x, y)))(*map(jnp.asarray, data)))
@@ -79,7 +79,7 @@ def adam() -> Picture:
     plane(axes, (-3.5, 1.3), (-1.4, 1.5))
     hills(axes, lambda t: _gorge(t, None), 12)
     for place, (name, (rule, color, marker)) in enumerate(rules.items()):
-        path = walked(rule, objective, jnp.asarray(start), steps=60, data=data)
+        path = trace_steps(rule, objective, jnp.asarray(start), steps=60, data=data)
         trail(axes, np.vstack([start, path]), color, marker, size=2.5)
         label(axes, 0.35, -0.95 - 0.16 * place, name, color)
     axes.plot(0, 0, "+", color=INK, ms=9, mew=1.5)
@@ -149,7 +149,7 @@ def straight_through() -> Picture:
     data, start = _signed(), np.array([-0.5, 0.3, -0.8, 0.6, -0.2, 0.35])
     rule, objective = recipes.straight_through(0.04), Objective(_margin, size=80)
     batches = _batches(data, 8, 130)
-    path = walked(rule, objective, jnp.asarray(start), steps=130, batches=batches, read=lambda q: q.natural())
+    path = trace_steps(rule, objective, jnp.asarray(start), steps=130, batches=batches, read=lambda q: q.natural())
     path = np.vstack([start, path])
     mean = jax.jit(jax.vmap(lambda w: jnp.mean(jax.vmap(lambda x, y: _margin(w, (x, y)))(*map(jnp.asarray, data)))))
     values = np.asarray(mean(jnp.asarray(np.where(path >= 0, 1.0, -1.0))))
@@ -175,7 +175,9 @@ def bayesbinn() -> Picture:
     data, start = _signed(), np.zeros(6)
     rule, objective = recipes.bayesbinn(0.005), Objective(_margin, size=80)
     keys = jax.random.split(jax.random.key(0), 500)
-    path = walked(rule, objective, jnp.asarray(start), steps=500, data=data, keys=keys, read=lambda q: q.expectation())
+    path = trace_steps(
+        rule, objective, jnp.asarray(start), steps=500, data=data, keys=keys, read=lambda q: q.expectation()
+    )
     figure, (left, right) = panels(2.2, 1)
     colors = [{1.0: BAYESIAN, -1.0: PLAIN, 0.0: QUIET}[sign] for sign in SIGNS]
     left.axhline(0, color=INK, lw=0.8)
@@ -218,7 +220,7 @@ def _ground() -> tuple[Any, Any]:
 def _moments(rule: Rule, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     read: Callable[[Any], Any] = lambda q: (q.mean, 1 / q.precision)
     start = jnp.array([-0.5, 1.2])
-    means, variances = walked(rule, LOGISTIC, start, data=_labelled(), read=read, **options)
+    means, variances = trace_steps(rule, LOGISTIC, start, data=_labelled(), read=read, **options)
     return np.vstack([start, means]), variances
 
 

@@ -27,7 +27,7 @@ from ..points.quadrature import Quadrature
 from ..recipes import inference as recipes
 from ..recipes.optimization import von
 from .style import BAYESIAN, INK, PLAIN, QUIET, THIRD, Picture, label, panels, plane, rings, stacked
-from .trace import walked
+from .trace import trace_steps
 
 
 def conjugate() -> Picture:
@@ -114,7 +114,7 @@ def em() -> Picture:
     rule, counts = recipes.em(), (1, 5, 15, 60)
     start = np.array([[-0.2, 1.6], [0.2, 0.4], [0.5, -1.2]])
     read = lambda q: (q["components"].mean, q["z"].probabilities)
-    peaks, chances = walked(rule, _mixture(_around(start), {}, 150), None, steps=60, data={"y": rows}, read=read)
+    peaks, chances = trace_steps(rule, _mixture(_around(start), {}, 150), None, steps=60, data={"y": rows}, read=read)
     figure = Figure(figsize=(5.2, 4.2), layout="constrained")
     every = [figure.add_subplot(2, 2, place + 1) for place in range(4)]
     palette = np.array([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in COLORS])
@@ -150,8 +150,8 @@ def svi() -> Picture:
     model, data = Model({"weights": priors["weights"], "components": start}, terms, size=3000), {"y": jnp.asarray(rows)}
     rule, read = recipes.svi(falling), lambda q: (q["components"], model.bound(q, data) / 3000)
     batches = {"y": np.concatenate([random.permutation(rows) for _ in range(4)]).reshape(200, 60, 2)}
-    found, bounds = walked(rule, model, None, steps=200, batches=batches, read=read)
-    _, whole = walked(recipes.vmp(order="parallel"), model, None, steps=4, data=data, read=read)
+    found, bounds = trace_steps(rule, model, None, steps=200, batches=batches, read=read)
+    _, whole = trace_steps(recipes.vmp(order="parallel"), model, None, steps=4, data=data, read=read)
     figure, (left, right) = panels(1.35, 1)
     left.plot(np.arange(1, 5) * 3000, whole, "D-", color=PLAIN, ms=5, lw=1.2)
     left.plot(np.arange(1, 201) * 60, bounds, "-", color=BAYESIAN, lw=1.5)
@@ -267,7 +267,7 @@ def exponential_weights() -> Picture:
     rule = recipes.exponential_weights(rate)
     objective = Objective(lambda expert, loss: loss[expert], size=1)
     start = Categorical(jnp.zeros(experts))
-    weights = walked(rule, objective, start, steps=rounds, batches=losses[:, None], read=lambda q: q.probabilities)
+    weights = trace_steps(rule, objective, start, steps=rounds, batches=losses[:, None], read=lambda q: q.probabilities)
     before = np.vstack([np.full(experts, 1 / experts), weights[:-1]])
     regret = np.cumsum(np.sum(before * losses, axis=1)) - np.cumsum(losses, axis=0).min(axis=1)
     figure, (above, below) = stacked(1.6, 1)

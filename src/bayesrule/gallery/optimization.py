@@ -17,7 +17,7 @@ from ..objectives.objective import as_objective
 from ..recipes import optimization as recipes
 from ..rule.rule import Rule
 from .style import BAYESIAN, INK, PLAIN, QUIET, Picture, hills, label, panels, plane, posterior, rings, trail
-from .trace import walked
+from .trace import trace_steps
 
 START = np.array([-1.9, 0.75])
 X, Y = (-2.6, 1.4), (-1.15, 1.15)
@@ -30,7 +30,7 @@ def funnel(theta: Float[Array, "2"]) -> Float[Array, ""]:
 
 
 def _steps(rule: Rule, count: int) -> np.ndarray:
-    return np.vstack([START, walked(rule, funnel, jnp.asarray(START), steps=count)])
+    return np.vstack([START, trace_steps(rule, funnel, jnp.asarray(START), steps=count)])
 
 
 def _least() -> np.ndarray:
@@ -64,7 +64,7 @@ def newton() -> Picture:
     plane(axes, X, Y)
     hills(axes, funnel, LEVELS)
     trail(axes, _steps(recipes.gradient_descent(0.03), 30), QUIET, "D", size=2.5, lw=0.9)
-    path, precisions = walked(rule, funnel, jnp.asarray(START), steps=6, read=lambda q: (q.mean, q.precision))
+    path, precisions = trace_steps(rule, funnel, jnp.asarray(START), steps=6, read=lambda q: (q.mean, q.precision))
     rings(axes, path[-1], np.linalg.inv(precisions[-1]), BAYESIAN, widths=(1,), fill=0.15)
     trail(axes, np.vstack([START, path]), BAYESIAN, size=5)
     label(axes, -2.5, -0.85, "Newton's method", BAYESIAN)
@@ -82,7 +82,7 @@ def von() -> Picture:
     posterior(axes, funnel)
     keys = jax.random.split(jax.random.key(0), 60)
     first = Gaussian(jnp.array([-2.6, 0.9]), jnp.diag(jnp.array([30.0, 30.0])))
-    means, covariances = walked(rule, funnel, first, steps=60, keys=keys, read=lambda q: (q.mean, q.covariance()))
+    means, covariances = trace_steps(rule, funnel, first, steps=60, keys=keys, read=lambda q: (q.mean, q.covariance()))
     means = np.vstack([first.mean, means])
     covariances = np.concatenate([np.asarray(first.covariance())[None], covariances])
     axes.plot(*means.T, color=BAYESIAN, lw=0.8, alpha=0.6)

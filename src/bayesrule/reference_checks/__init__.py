@@ -1,7 +1,8 @@
-"""Every row of Table 1 beside a reference that is not this library's: SciPy, scikit-learn, optax, published equations.
+"""Every row of Table 1 compared with a reference of other authors: SciPy, scikit-learn, optax, published equations.
 
-A check takes the very rule that the table prints. Its reference needs nothing beyond what the library depends on, and
-is exact: a random algorithm is given the same random numbers as its equations in NumPy. All of it is in float64.
+A check runs the same `Rule` object that the table prints. References need only the library's own dependencies, and the
+comparison is exact up to rounding: a random algorithm and its equations in NumPy get the same random numbers. All
+checks run in float64.
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from . import deep_learning, inference, optimization
 from .check import Check
 
 CHECKS: dict[str, Check] = {
-    found.name: found
+    value.name: value
     for module in (optimization, deep_learning, inference)
-    for found in vars(module).values()
-    if isinstance(found, Check)
+    for value in vars(module).values()
+    if isinstance(value, Check)
 }
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one row's check."""
+    """The result of one row's check."""
 
     row: Row
     check: Check
     error: float
     seconds: float
-    said: str = ""
-    """The exception's words, where there was one."""
+    message: str = ""
+    """The type and text of the exception, if the check raised one."""
 
     @property
     def passed(self) -> bool:
@@ -39,18 +40,18 @@ class Outcome:
         return self.check.passed(self.error)
 
 
-def outcome(row: Row) -> Outcome:
-    """Run one row's check. Whatever goes wrong in it is a failure of the row, not of the report."""
-    found, began = CHECKS[row.recipe], time.perf_counter()
+def run_check(row: Row) -> Outcome:
+    """Run one row's check; an exception inside it fails this row, and the other rows are still checked."""
+    check, began = CHECKS[row.recipe], time.perf_counter()
     if row.rule is None:
-        return Outcome(row, found, float("nan"), 0.0, "not there yet")
+        return Outcome(row, check, float("nan"), 0.0, "not implemented")
     try:
-        error, said = found.error(row.rule), ""
-    except Exception as raised:  # the report goes on to the next row
-        error, said = float("nan"), f"{type(raised).__name__}: {raised}"
-    return Outcome(row, found, error, time.perf_counter() - began, said)
+        error, message = check.error(row.rule), ""
+    except Exception as raised:  # Every row gets an outcome, so nothing is re-raised.
+        error, message = float("nan"), f"{type(raised).__name__}: {raised}"
+    return Outcome(row, check, error, time.perf_counter() - began, message)
 
 
-def outcomes() -> Iterator[Outcome]:
-    """The checks of all rows, one after another, in the table's order."""
-    return map(outcome, table())
+def run_checks() -> Iterator[Outcome]:
+    """Run the checks of all rows lazily, in the table's order."""
+    return map(run_check, table())

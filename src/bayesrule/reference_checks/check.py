@@ -1,4 +1,4 @@
-"""What a check is: an algorithm run beside a reference, and how far apart they came out."""
+"""A check: run an algorithm and a reference, and measure the relative difference of their results."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ..rule.rule import Rule
 
 @dataclass(frozen=True)
 class Check:
-    """One row of Table 1 beside a reference: `error(rule)` runs both, in float64, and measures the difference.
+    """One row of Table 1 and its reference: `error(rule)` runs both in float64 and returns the relative difference.
 
-    The rule is an argument, so that a changed one can be put in its place: it has to fail.
+    The rule is an argument, so that the tests can pass a changed algorithm (a mutant) and see the check fail.
     """
 
     name: str
@@ -25,27 +25,27 @@ class Check:
     compare: Callable[[Rule], float]
 
     def error(self, rule: Rule) -> float:
-        """How far the rule is from its reference, relative to how far the reference went."""
+        """The largest difference between rule and reference, relative to the distance that the reference moved."""
         with jax.enable_x64(True):
             return float(self.compare(rule))
 
     def passed(self, error: float) -> bool:
-        """Whether an error is within the tolerance; one that is not a number is not."""
+        """Whether an error is within the tolerance; NaN is not."""
         return bool(error <= self.tolerance)
 
 
 def check(reference: str, tolerance: float) -> Callable[[Callable[[Rule], float]], Check]:
-    """Make a function of a rule the check of the recipe that it is named after."""
+    """Decorator: turn a function of a rule into the check of the recipe with the function's name."""
     return lambda compare: Check(compare.__name__, reference, tolerance, compare)
 
 
-def apart(found: Any, expected: Any, start: Any = 0.0) -> float:
-    """The largest difference, relative to the largest distance that the reference went from its start.
+def relative_error(actual: Any, expected: Any, start: Any = 0.0) -> float:
+    """The largest absolute difference, divided by the largest distance of the reference from its start.
 
     >>> apart([1.0, 2.2], [1.0, 2.0], start=1.5)
     0.4
     """
-    found, expected = np.asarray(found, float), np.asarray(expected, float)
-    if found.shape != expected.shape:
+    actual, expected = np.asarray(actual, float), np.asarray(expected, float)
+    if actual.shape != expected.shape:
         return float("inf")
-    return float(np.max(np.abs(found - expected)) / np.max(np.abs(expected - start)))
+    return float(np.max(np.abs(actual - expected)) / np.max(np.abs(expected - start)))

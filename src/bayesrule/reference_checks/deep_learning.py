@@ -1,4 +1,4 @@
-"""Deep-learning algorithms beside optax, and beside their published equations in NumPy with the same noise."""
+"""Deep-learning algorithms compared with optax, or with their published equations in NumPy and the same noise."""
 
 from __future__ import annotations
 
@@ -10,87 +10,92 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from ..gallery.trace import walked
+from ..gallery.trace import trace_steps
 from ..numerics.random import normals
 from ..objectives.objective import Objective
 from ..rule.rule import Rule
-from .check import apart, check
+from .check import check, relative_error
 
 STEPS, BATCH, ROWS = 50, 8, 40
 
 
-def _rows() -> tuple[np.ndarray, np.ndarray]:
+def _regression_data() -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
     x = random.normal(size=(ROWS, 4))
     return x, np.sin(x @ [1.0, -2.0, 0.5, 0.3])
 
 
-def _order() -> np.ndarray:
+def _batch_indices() -> np.ndarray:
     """The rows of each mini-batch."""
     random = np.random.default_rng(1)
     return np.stack([random.permutation(ROWS)[:BATCH] for _ in range(STEPS)])
 
 
-def _weights() -> dict[str, np.ndarray]:
+def _initial_weights() -> dict[str, np.ndarray]:
     random = np.random.default_rng(2)
     return {"v": 0.5 * random.normal(size=(3, 1)), "w": 0.5 * random.normal(size=(4, 3))}
 
 
-def _network(params: Any, example: Any) -> jax.Array:
+def _network_loss(params: Any, example: Any) -> jax.Array:
     """The squared error of a network with three hidden units."""
     x, y = example
     return 0.5 * (jnp.sum(jnp.tanh(x @ params["w"]) @ params["v"]) - y) ** 2
 
 
-def _flat(params: Any) -> np.ndarray:
+def _flatten(params: Any) -> np.ndarray:
     return np.concatenate([np.reshape(params[name], (len(params[name]), -1)) for name in sorted(params)], axis=1)
 
 
-def _beside_optax(
+def _compare_with_optax(
     rule: Rule,
     transformation: optax.GradientTransformation,
     *,
-    looked: Callable[[Any, Any], Any] = lambda params, extra: params,
-    pulled: Callable[[Any, Any], Any] = lambda gradient, extra: gradient,
-    extra: Any = None,
+    evaluate_at: Callable[[Any, Any], Any] = lambda params, step_input: params,
+    map_gradient: Callable[[Any, Any], Any] = lambda gradient, step_input: gradient,
+    per_step_input: Any = None,
     read: Callable[[Any], Any] = lambda q: q.mean,
     keys: Any = None,
 ) -> float:
-    """Every iterate of the rule against optax's on the mean loss of the same mini-batches. The gradient is taken at
-    `looked(params, extra)`, and goes through `pulled`."""
-    x, y = _rows()
-    batches, start = (x[_order()], y[_order()]), jax.tree.map(jnp.asarray, _weights())
+    """Compare every iterate of the rule with optax's, on the mean loss of the same mini-batches.
 
-    def body(carry: tuple, turn: tuple) -> tuple:
-        (params, memory), (batch, more) = carry, turn
-        mean = lambda p: jnp.mean(jax.vmap(lambda e: _network(p, e))(batch))
-        gradient = pulled(jax.grad(mean)(looked(params, more)), more)
-        updates, memory = transformation.update(gradient, memory, params)
+    optax gets `map_gradient(g, step_input)`, with g the gradient at `evaluate_at(params, step_input)`; `per_step_input`
+    holds a `step_input` for each step (the masks of dropout).
+    """
+    x, y = _regression_data()
+    batches, start = (x[_batch_indices()], y[_batch_indices()]), jax.tree.map(jnp.asarray, _initial_weights())
+
+    def body(carry: tuple, step_data: tuple) -> tuple:
+        (params, optax_state), (batch, step_input) = carry, step_data
+        mean = lambda p: jnp.mean(jax.vmap(lambda e: _network_loss(p, e))(batch))
+        gradient = map_gradient(jax.grad(mean)(evaluate_at(params, step_input)), step_input)
+        updates, optax_state = transformation.update(gradient, optax_state, params)
         params = optax.apply_updates(params, updates)
-        return (params, memory), params
+        return (params, optax_state), params
 
     first = (start, transformation.init(start))
-    expected = jax.jit(lambda turns: jax.lax.scan(body, first, turns)[1])((batches, extra))
-    found = walked(rule, Objective(_network, size=ROWS), start, steps=STEPS, batches=batches, keys=keys, read=read)
-    begun = _flat({name: leaf[None] for name, leaf in start.items()})
-    return apart(_flat(found), _flat(expected), begun)
+    expected = jax.jit(lambda step_data: jax.lax.scan(body, first, step_data)[1])((batches, per_step_input))
+    trace = trace_steps(
+        rule, Objective(_network_loss, size=ROWS), start, steps=STEPS, batches=batches, keys=keys, read=read
+    )
+    initial = _flatten({name: leaf[None] for name, leaf in start.items()})
+    return relative_error(_flatten(trace), _flatten(expected), initial)
 
 
 @check("optax.sgd, 50 mini-batches of a small network", 1e-12)
 def sgd(rule: Rule) -> float:
     """The means are optax's parameters."""
-    return _beside_optax(rule, optax.sgd(0.1))
+    return _compare_with_optax(rule, optax.sgd(0.1))
 
 
 @check("optax.adam, 50 mini-batches of a small network", 1e-12)
 def adam(rule: Rule) -> float:
     """The means are optax's parameters."""
-    return _beside_optax(rule, optax.adam(1e-3))
+    return _compare_with_optax(rule, optax.adam(1e-3))
 
 
 @check("optax.sgd on masked weights, the same masks, 50 mini-batches", 1e-12)
 def dropout(rule: Rule) -> float:
-    """Units are kept where a uniform number is below 0.9; the gradient at z∘θ comes back times z/0.9."""
+    """A unit is kept if a uniform number is below 0.9 (z = 1, else 0); the gradient is g(z∘θ)∘z/0.9."""
     keys, keep, shapes = jax.random.split(jax.random.key(3), STEPS), 0.9, {"v": (3, 1), "w": (4, 1)}
 
     @jax.jit
@@ -99,38 +104,46 @@ def dropout(rule: Rule) -> float:
         each = zip(shapes.items(), jax.random.split(key, 2), strict=True)
         return {name: 1.0 * (jax.random.uniform(k, shape, float) < keep) for (name, shape), k in each}
 
-    drawn = masks(jax.random.clone(keys))
-    looked = lambda params, z: jax.tree.map(jnp.multiply, params, z)
-    pulled = lambda gradient, z: jax.tree.map(lambda g, z: g * z / keep, gradient, z)
+    step_masks = masks(jax.random.clone(keys))
+    evaluate_at = lambda params, z: jax.tree.map(jnp.multiply, params, z)
+    map_gradient = lambda gradient, z: jax.tree.map(lambda g, z: g * z / keep, gradient, z)
     read = lambda q: q.slab.mean
-    return _beside_optax(rule, optax.sgd(0.1), looked=looked, pulled=pulled, extra=drawn, read=read, keys=keys)
+    return _compare_with_optax(
+        rule,
+        optax.sgd(0.1),
+        evaluate_at=evaluate_at,
+        map_gradient=map_gradient,
+        per_step_input=step_masks,
+        read=read,
+        keys=keys,
+    )
 
 
 @check("optax.sgd on latent weights, gradients at their signs, 50 batches", 1e-12)
 def straight_through(rule: Rule) -> float:
-    """BinaryConnect: λ are the latent weights, and SGD moves them by the gradient at sign(λ)."""
+    """BinaryConnect: SGD on the latent weights λ, with the gradient evaluated at sign(λ)."""
     signs = lambda params, _: jax.tree.map(lambda p: jnp.where(p >= 0, 1.0, -1.0), params)
-    return _beside_optax(rule, optax.sgd(0.1), looked=signs, read=lambda q: q.natural())
+    return _compare_with_optax(rule, optax.sgd(0.1), evaluate_at=signs, read=lambda q: q.natural())
 
 
-# Logistic regression, whose gradients are short enough to write down.
+# Logistic regression, for which the per-example gradients are one line of NumPy.
 
 SIZE, PRIOR = 60, 2.5
 
 
-def _labelled() -> tuple[np.ndarray, np.ndarray]:
+def _classification_data() -> tuple[np.ndarray, np.ndarray]:
     x = np.random.default_rng(4).normal(size=(SIZE, 3))
     return x, np.sign(x @ [1.5, -1.0, 0.3] + 0.3)
 
 
-def _logistic(w: jax.Array, example: tuple) -> jax.Array:
+def _logistic_loss(w: jax.Array, example: tuple) -> jax.Array:
     x, y = example
     return jnp.logaddexp(0.0, -y * (x @ w))
 
 
 def _gradients(w: np.ndarray) -> np.ndarray:
     """Every example's gradient at w, (N, 3)."""
-    x, y = _labelled()
+    x, y = _classification_data()
     return (-y / (1 + np.exp(y * (x @ w))))[:, None] * x
 
 
@@ -149,10 +162,12 @@ def _gauss_newton(rule: Rule, *, variational: bool) -> float:
         mean = mean - rate * (u / (1 - first**count) + ridge * mean) / (v + ridge)
         means.append(mean)
         precisions.append(SIZE * v + PRIOR)
-    objective = Objective(_logistic, size=SIZE, regularizer=PRIOR)
+    objective = Objective(_logistic_loss, size=SIZE, regularizer=PRIOR)
     read = lambda q: (q.mean, q.precision)
-    found = walked(rule, objective, jnp.asarray(start), steps=STEPS, data=_labelled(), keys=keys, read=read)
-    return max(apart(found[0], means, start), apart(found[1], precisions, SIZE + PRIOR))
+    trace = trace_steps(
+        rule, objective, jnp.asarray(start), steps=STEPS, data=_classification_data(), keys=keys, read=read
+    )
+    return max(relative_error(trace[0], means, start), relative_error(trace[1], precisions, SIZE + PRIOR))
 
 
 @check("its published equations in NumPy, 50 steps", 1e-12)
@@ -180,6 +195,8 @@ def bayesbinn(rule: Rule) -> float:
         scale = (1 - theta**2) / (1 - np.tanh(natural) ** 2)
         natural = (1 - rate) * natural - rate * scale * _gradients(theta).sum(axis=0)
         expected.append(natural)
-    objective, read = Objective(_logistic, size=SIZE), lambda q: q.natural()
-    found = walked(rule, objective, jnp.asarray(start), steps=STEPS, data=_labelled(), keys=keys, read=read)
-    return apart(found, expected, start)
+    objective, read = Objective(_logistic_loss, size=SIZE), lambda q: q.natural()
+    trace = trace_steps(
+        rule, objective, jnp.asarray(start), steps=STEPS, data=_classification_data(), keys=keys, read=read
+    )
+    return relative_error(trace, expected, start)

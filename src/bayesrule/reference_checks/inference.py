@@ -1,4 +1,4 @@
-"""Bayesian inference beside scikit-learn's mixtures and classifiers, SciPy's integrals and minima."""
+"""Bayesian inference compared with scikit-learn's mixtures and classifiers, and SciPy's integrals and roots."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
 from ..families.wishart import NormalWishart
 from ..fitting.fit import fit
-from ..gallery.trace import walked
+from ..gallery.trace import trace_steps
 from ..models import gp
 from ..models.kernels import RBF
 from ..objectives.objective import Objective
 from ..rule.rule import Rule
-from .check import apart, check
+from .check import check, relative_error
 
 
-def _member(family: Any, *numbers: float) -> Any:
+def _build(family: Any, *numbers: float) -> Any:
     return family(*map(jnp.asarray, numbers))
 
 
@@ -47,15 +47,15 @@ def _joint(prior: Any, likelihood: Any, y: np.ndarray) -> Callable[[float], floa
 
 @check("scipy.integrate.quad of prior times likelihood: density, evidence", 1e-12)
 def conjugate(rule: Rule) -> float:
-    """Tosses under a beta prior and counts under a gamma prior: one step from anywhere is the posterior."""
+    """Tosses with a beta prior, counts with a gamma prior: one step from any start gives the posterior."""
     tosses, counts = np.array([1.0, 0, 1, 1, 0, 1, 1]), np.array([3.0, 5, 2, 6])
-    coin = Objective(lambda mu, y: -(y * mu[0] + (1 - y) * mu[1]), size=7, prior=_member(Beta, 2.0, 3.0))
+    coin = Objective(lambda mu, y: -(y * mu[0] + (1 - y) * mu[1]), size=7, prior=_build(Beta, 2.0, 3.0))
     rate = Objective(
-        lambda mu, y: mu[1] - y * mu[0] + jax.scipy.special.gammaln(y + 1), size=4, prior=_member(Gamma, 2.0, 0.5)
+        lambda mu, y: mu[1] - y * mu[0] + jax.scipy.special.gammaln(y + 1), size=4, prior=_build(Gamma, 2.0, 0.5)
     )
     cases = [
-        (coin, _member(Beta, 5.0, 5.0), tosses, stats.beta(2, 3), lambda t, y: stats.bernoulli.pmf(y, t), 1.0),
-        (rate, _member(Gamma, 9.0, 7.0), counts, stats.gamma(2, scale=2), lambda t, y: stats.poisson.pmf(y, t), 40.0),
+        (coin, _build(Beta, 5.0, 5.0), tosses, stats.beta(2, 3), lambda t, y: stats.bernoulli.pmf(y, t), 1.0),
+        (rate, _build(Gamma, 9.0, 7.0), counts, stats.gamma(2, scale=2), lambda t, y: stats.poisson.pmf(y, t), 40.0),
     ]
     errors = []
     for objective, start, y, prior, likelihood, high in cases:
@@ -63,15 +63,18 @@ def conjugate(rule: Rule) -> float:
         evidence = quad(joint, 0, high, epsabs=0, epsrel=1e-12, limit=200)[0]
         grid = high * np.linspace(0.02, 0.3, 9)
         read = lambda q, at=grid, y=y, objective=objective: (q.log_prob(jnp.asarray(at)), rule.bound(objective, q, y))
-        density, bound = walked(rule, objective, start, steps=1, data=y, read=read)
-        errors += [apart(np.exp(density[0]), [joint(t) / evidence for t in grid]), apart(bound[0], np.log(evidence))]
+        density, bound = trace_steps(rule, objective, start, steps=1, data=y, read=read)
+        errors += [
+            relative_error(np.exp(density[0]), [joint(t) / evidence for t in grid]),
+            relative_error(bound[0], np.log(evidence)),
+        ]
     return max(errors)
 
 
 @check("sklearn: LogisticRegression's weights, a GP classifier's evidence", 1e-10)
 def laplace(rule: Rule) -> float:
-    """Logistic regression with a normal prior, until converged: the mode, the Hessian XᵀWX + I at scikit-learn's mode,
-    and the evidence, which is that of a Gaussian process whose kernel is the inner product."""
+    """Logistic regression with a standard normal prior, run to convergence: the mean is scikit-learn's mode, the
+    precision the Hessian XᵀWX + I there, and the evidence that of a Gaussian process with an inner-product kernel."""
     random = np.random.default_rng(0)
     x = random.normal(size=(40, 3))
     y = np.where(random.random(40) < 1 / (1 + np.exp(-x @ [1.5, -1.0, 0.5])), 1.0, -1.0)
@@ -84,20 +87,24 @@ def laplace(rule: Rule) -> float:
     chance = 1 / (1 + np.exp(-x @ weights))
     hessian = (x.T * chance * (1 - chance)) @ x + np.eye(3)
     evidence = process.log_marginal_likelihood_value_
-    return max(apart(result.q.mean, weights), apart(result.q.precision, hessian), apart(result.bound, evidence))
+    return max(
+        relative_error(result.q.mean, weights),
+        relative_error(result.q.precision, hessian),
+        relative_error(result.bound, evidence),
+    )
 
 
 # Mixtures of Gaussians in the plane.
 
 
-def _clusters() -> np.ndarray:
+def _cluster_data() -> np.ndarray:
     random = np.random.default_rng(1)
     centers = np.repeat([[0.0, 0.0], [4.0, 1.0], [1.0, 5.0]], [24, 18, 18], axis=0)
     return random.normal(size=(60, 2)) @ [[1.2, 0.3], [0.0, 0.7]] + centers
 
 
 def _mixture(weights: np.ndarray, components: NormalWishart, priors: dict[str, Any] | None = None) -> Model:
-    """Weights, components and a choice for each row; `priors` of some blocks."""
+    """A mixture with blocks for weights and components, a local choice z per row, and priors for the named blocks."""
     blocks = {"weights": Dirichlet(jnp.asarray(weights)), "components": components}
     terms: dict[str, Any] = {f"prior of {name}": factors.prior(name, member) for name, member in (priors or {}).items()}
     terms["z"] = factors.categorical("z", probabilities="weights")
@@ -105,8 +112,8 @@ def _mixture(weights: np.ndarray, components: NormalWishart, priors: dict[str, A
     return Model(blocks, terms, local={"z": Categorical(jnp.zeros(3))}, size=60)
 
 
-def _settled(mixture: Any, rows: np.ndarray) -> Any:
-    """Fitted for the few iterations that were asked for, which is too few for its liking."""
+def _fit_without_warning(mixture: Any, rows: np.ndarray) -> Any:
+    """Fit for the few iterations under test, without scikit-learn's warning that they did not converge."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
         return mixture.fit(rows)
@@ -114,18 +121,22 @@ def _settled(mixture: Any, rows: np.ndarray) -> Any:
 
 @check("sklearn GaussianMixture, 10 EM iterations", 1e-12)
 def em(rule: Rule) -> float:
-    """Weights, means and covariances after ten iterations from the same start. q's λ is where the peak is: weights
-    λ/Σλ, means m and precisions (n − D)V."""
-    rows, means = _clusters(), np.array([[-0.5, 1.0], [3.0, 3.0], [2.0, 4.0]])
+    """Weights, means and covariances after ten iterations from the same start. q is read at its mode in natural
+    coordinates: weights λ/Σλ, means m and precisions (n − D)V."""
+    rows, means = _cluster_data(), np.array([[-0.5, 1.0], [3.0, 3.0], [2.0, 4.0]])
     precisions, weights = np.stack([np.eye(2)] * 3), np.array([0.3, 0.3, 0.4])
     start = {"weights_init": weights, "means_init": means, "precisions_init": precisions}
-    theirs = _settled(GaussianMixture(3, reg_covar=0, max_iter=10, tol=0, **start), rows)
+    sklearn_model = _fit_without_warning(GaussianMixture(3, reg_covar=0, max_iter=10, tol=0, **start), rows)
     components = NormalWishart(jnp.asarray(means), jnp.ones(3), jnp.full(3, 3.0), jnp.asarray(precisions))
     read = lambda q: (q["weights"].mean, q["components"].mean)
-    found, peak = walked(rule, _mixture(1 + weights, components), None, steps=10, data={"y": rows}, read=read)
+    trace, peak = trace_steps(rule, _mixture(1 + weights, components), None, steps=10, data={"y": rows}, read=read)
     covariances = np.linalg.inv(peak["precision"][-1])
-    pairs = (found[-1], theirs.weights_), (peak["mean"][-1], theirs.means_), (covariances, theirs.covariances_)
-    return max(apart(*pair) for pair in pairs)
+    pairs = (
+        (trace[-1], sklearn_model.weights_),
+        (peak["mean"][-1], sklearn_model.means_),
+        (covariances, sklearn_model.covariances_),
+    )
+    return max(relative_error(*pair) for pair in pairs)
 
 
 PRIORS = {
@@ -138,93 +149,103 @@ PRIORS = {
 }
 
 
-def _variational(**options: Any) -> BayesianGaussianMixture:
+def _sklearn_variational(**options: Any) -> BayesianGaussianMixture:
     return BayesianGaussianMixture(n_components=3, reg_covar=0, tol=0, random_state=0, **PRIORS, **options)
 
 
-def _members(theirs: Any) -> tuple[np.ndarray, ...]:
-    """Concentrations, and the normal–Wisharts' means, counts, degrees of freedom and inverse scales."""
-    degrees = theirs.degrees_of_freedom_
+def _sklearn_parameters(sklearn_model: Any) -> tuple[np.ndarray, ...]:
+    """scikit-learn's concentrations and the normal–Wisharts' means, counts, degrees of freedom and inverse scales."""
+    degrees = sklearn_model.degrees_of_freedom_
     return (
-        theirs.weight_concentration_,
-        theirs.means_,
-        theirs.mean_precision_,
+        sklearn_model.weight_concentration_,
+        sklearn_model.means_,
+        sklearn_model.mean_precision_,
         degrees,
-        theirs.covariances_ * degrees[:, None, None],
+        sklearn_model.covariances_ * degrees[:, None, None],
     )
 
 
-def _model(concentration: Any, means: Any, counts: Any, degrees: Any, inverse: Any) -> Model:
-    """The same priors in this library's words, from these members on."""
-    around = NormalWishart(*map(jnp.asarray, (means, counts, degrees, np.linalg.inv(inverse))))
+def _variational_model(concentration: Any, means: Any, counts: Any, degrees: Any, inverse: Any) -> Model:
+    """The model with scikit-learn's priors, its blocks starting from these parameters."""
+    start = NormalWishart(*map(jnp.asarray, (means, counts, degrees, np.linalg.inv(inverse))))
     prior = NormalWishart(*map(jnp.asarray, ([0.5, 0.5], 0.1, 4.0, 0.5 * np.eye(2))))
-    return _mixture(concentration, around, {"weights": Dirichlet(jnp.full(3, 2.0)), "components": prior})
+    return _mixture(concentration, start, {"weights": Dirichlet(jnp.full(3, 2.0)), "components": prior})
 
 
-def _naturals(concentration: Any, means: Any, counts: Any, degrees: Any, inverse: Any) -> list[np.ndarray]:
-    """What adds up from row to row: concentrations, counts, degrees, sums and sums of squares."""
+def _additive_parameters(concentration: Any, means: Any, counts: Any, degrees: Any, inverse: Any) -> list[np.ndarray]:
+    """The parameters that are sums over rows: concentrations, counts, degrees, sums and sums of squares."""
     squares = inverse + counts[:, None, None] * means[:, :, None] * means[:, None, :]
     return [concentration, counts, degrees, counts[:, None] * means, squares]
 
 
-def _shared(q: Any) -> dict[str, Any]:
+def _global_blocks(q: Any) -> dict[str, Any]:
     return {name: q[name] for name in ("weights", "components")}
 
 
-def _last(found: dict[str, Any]) -> list[np.ndarray]:
+def _last_parameters(trace: dict[str, Any]) -> list[np.ndarray]:
     """The natural parameters after the last step."""
-    q = jax.tree.map(lambda leaf: leaf[-1], found)
+    q = jax.tree.map(lambda leaf: leaf[-1], trace)
     member = q["components"]
     parts = (q["weights"].concentration, member.mean, member.count, member.df, np.linalg.inv(member.scale))
-    return _naturals(*map(np.asarray, parts))
+    return _additive_parameters(*map(np.asarray, parts))
 
 
 @check("sklearn BayesianGaussianMixture, 5 variational iterations", 1e-12)
 def vmp(rule: Rule) -> float:
-    """From scikit-learn's own second iteration to its seventh: every parameter of the Dirichlet and of the
-    normal–Wisharts."""
-    rows = _clusters()
-    start, end = (_members(_settled(_variational(max_iter=steps), rows)) for steps in (2, 7))
-    found = walked(rule, _model(*start), None, steps=5, data={"y": rows}, read=_shared)
-    return max(map(apart, _last(found), _naturals(*end)))
+    """Five iterations from scikit-learn's result after two, compared with its result after seven in every parameter of
+    the Dirichlet and the normal–Wisharts."""
+    rows = _cluster_data()
+    start, end = (
+        _sklearn_parameters(_fit_without_warning(_sklearn_variational(max_iter=steps), rows)) for steps in (2, 7)
+    )
+    trace = trace_steps(rule, _variational_model(*start), None, steps=5, data={"y": rows}, read=_global_blocks)
+    return max(map(relative_error, _last_parameters(trace), _additive_parameters(*end)))
 
 
 @check("sklearn BayesianGaussianMixture on 6 batches, averaged as published", 1e-12)
 def svi(rule: Rule) -> float:
     """Six batches of ten rows: scikit-learn's variational step on six copies of the batch is the intermediate
     estimate λ̂, and λ ← ½λ + ½λ̂ in the natural parameters (Hoffman et al., 2013)."""
-    rows = _clusters()
-    theirs = _settled(_variational(max_iter=1, warm_start=True), rows)
-    start = _members(theirs)
+    rows = _cluster_data()
+    sklearn_model = _fit_without_warning(_sklearn_variational(max_iter=1, warm_start=True), rows)
+    start = _sklearn_parameters(sklearn_model)
     index = np.random.default_rng(2).permutation(60).reshape(6, 10)
-    model = _model(*start)
-    found = walked(rule, model, None, steps=6, batches=Rows({"y": rows[index]}, jnp.asarray(index)), read=_shared)
-    natural = _naturals(*start)
+    model = _variational_model(*start)
+    trace = trace_steps(
+        rule, model, None, steps=6, batches=Rows({"y": rows[index]}, jnp.asarray(index)), read=_global_blocks
+    )
+    natural = _additive_parameters(*start)
     for batch in index:
-        estimate = _naturals(*_members(_settled(theirs, np.tile(rows[batch], (6, 1)))))
+        estimate = _additive_parameters(
+            *_sklearn_parameters(_fit_without_warning(sklearn_model, np.tile(rows[batch], (6, 1))))
+        )
         natural = [0.5 * old + 0.5 * new for old, new in zip(natural, estimate, strict=True)]
-        _set(theirs, natural)
-    return max(map(apart, _last(found), natural))
+        _set_sklearn_parameters(sklearn_model, natural)
+    return max(map(relative_error, _last_parameters(trace), natural))
 
 
-def _set(theirs: Any, natural: list[np.ndarray]) -> None:
-    """Let scikit-learn's mixture go on from natural parameters."""
+def _set_sklearn_parameters(sklearn_model: Any, natural: list[np.ndarray]) -> None:
+    """Set scikit-learn's mixture to these sums, so that its next iteration starts from them."""
     concentration, counts, degrees, sums, squares = natural
     means = sums / counts[:, None]
     inverse = squares - counts[:, None, None] * means[:, :, None] * means[:, None, :]
-    theirs.weight_concentration_, theirs.mean_precision_, theirs.degrees_of_freedom_ = concentration, counts, degrees
-    theirs.means_, theirs.covariances_ = means, inverse / degrees[:, None, None]
-    theirs.precisions_cholesky_ = np.linalg.cholesky(np.linalg.inv(theirs.covariances_))
+    sklearn_model.weight_concentration_, sklearn_model.mean_precision_, sklearn_model.degrees_of_freedom_ = (
+        concentration,
+        counts,
+        degrees,
+    )
+    sklearn_model.means_, sklearn_model.covariances_ = means, inverse / degrees[:, None, None]
+    sklearn_model.precisions_cholesky_ = np.linalg.cholesky(np.linalg.inv(sklearn_model.covariances_))
 
 
-# Counts: E eᶠ has a closed form, and nothing is conjugate.
+# Poisson counts: E eᶠ has a closed form, but the likelihood is not conjugate to the Gaussian.
 
 
 @check("published messages in NumPy, 6 sweeps; scipy.optimize.root at the end", 1e-12)
 def ncvmp(rule: Rule) -> float:
     """Counts with the rate e^{a + bx}, a and b blocks of their own with standard normal priors. With r = E e^{a + bx}
-    the messages to a are (Σ(y − r) + aΣr, Σr), those to b have x and x² beside r (Knowles and Minka, 2011). Where they
-    end is a root of the stationary equations."""
+    the message to a is (Σ(y − r) + aΣr, Σr), and the message to b has the factors x and x² inside the sums (Knowles and
+    Minka, 2011). The fixed point is compared with a root of the stationarity equations."""
     random = np.random.default_rng(3)
     x = np.stack([np.ones(20), random.uniform(-1, 1, 20)])
     y = random.poisson(np.exp(0.8 + 0.7 * x[1])).astype(float)
@@ -241,7 +262,7 @@ def ncvmp(rule: Rule) -> float:
             precision[block] = new
         expected.append([mean.copy(), precision.copy()])
 
-    def slopes(both: np.ndarray) -> np.ndarray:
+    def stationarity(both: np.ndarray) -> np.ndarray:
         r = rates(both[:2], both[2:])
         return np.concatenate([x @ (y - r) - both[:2], 1 + x**2 @ r - both[2:]])
 
@@ -252,15 +273,15 @@ def ncvmp(rule: Rule) -> float:
     model = Model({"a": start, "b": start}, terms, size=20)
     data = {"one": x[0][:, None], "x": x[1][:, None], "y": y}
     read = lambda q: jnp.array([[q[n].mean[0] for n in "ab"], [q[n].precision[0, 0] for n in "ab"]])
-    found = walked(rule, model, None, steps=40, data=data, read=read)
-    root = scipy.optimize.root(slopes, np.ravel(expected[-1]), tol=1e-14).x
-    return max(apart(found[:6], expected), apart(found[-1].ravel(), root))
+    trace = trace_steps(rule, model, None, steps=40, data=data, read=read)
+    root = scipy.optimize.root(stationarity, np.ravel(expected[-1]), tol=1e-14).x
+    return max(relative_error(trace[:6], expected), relative_error(trace[-1].ravel(), root))
 
 
 @check("eq. blr_global in NumPy, 8 steps; scipy.optimize.root at the end", 1e-12)
 def cvi(rule: Rule) -> float:
-    """Counts on a Gaussian process with covariance K. With r = E eᶠ the sites' precisions are r and their means
-    f + (y − r)/r; half of the old sites stays in each step. At the end K⁻¹m = y − r and V = (K⁻¹ + diag r)⁻¹."""
+    """Counts with a Gaussian process of covariance K. With r = E eᶠ, site i has precision r and mean f + (y − r)/r; at
+    ρ = ½ a step averages old and new sites. At convergence K⁻¹m = y − r and V = (K⁻¹ + diag r)⁻¹."""
     x, y = np.linspace(0, 4, 9), np.array([1.0, 3, 2, 6, 9, 4, 3, 1, 0])
     kernel = np.exp(-0.5 * (x[:, None] - x) ** 2)
 
@@ -276,16 +297,16 @@ def cvi(rule: Rule) -> float:
         mean, variance = moments(linear, diagonal)
         expected.append([mean, variance])
 
-    def slopes(both: np.ndarray) -> np.ndarray:
+    def stationarity(both: np.ndarray) -> np.ndarray:
         r = np.exp(both[:9] + both[9:] / 2)
         mean, variance = moments(y - r + r * both[:9], r)
         return np.concatenate([mean - both[:9], variance - both[9:]])
 
     model = gp.process(RBF(), x, factors.poisson_exp("y", {"f": None}))
     read = lambda q: jnp.stack([q["f"].mean, q["f"].variance])
-    found = walked(rule, model, None, steps=60, data={"y": y}, read=read)
-    root = scipy.optimize.root(slopes, np.ravel(expected[-1]), tol=1e-14).x
-    return max(apart(found[:8], expected), apart(found[-1].ravel(), root))
+    trace = trace_steps(rule, model, None, steps=60, data={"y": y}, read=read)
+    root = scipy.optimize.root(stationarity, np.ravel(expected[-1]), tol=1e-14).x
+    return max(relative_error(trace[:8], expected), relative_error(trace[-1].ravel(), root))
 
 
 @check("scipy.special.softmax of the summed losses, 100 rounds", 1e-12)
@@ -293,7 +314,7 @@ def exponential_weights(rule: Rule) -> float:
     """The weights of seven experts after every round."""
     losses = np.random.default_rng(4).random((100, 7))
     objective = Objective(lambda expert, loss: loss[expert], size=1)
-    found = walked(
+    trace = trace_steps(
         rule, objective, Categorical(jnp.zeros(7)), steps=100, batches=losses[:, None], read=lambda q: q.probabilities
     )
-    return apart(found, softmax(-0.1 * np.cumsum(losses, axis=0), axis=1), 1 / 7)
+    return relative_error(trace, softmax(-0.1 * np.cumsum(losses, axis=0), axis=1), 1 / 7)

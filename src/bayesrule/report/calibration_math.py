@@ -1,4 +1,9 @@
-"""Whether what was claimed came true: probabilities against frequencies, and intervals against what they cover."""
+"""Calibration of the held-out predictions: probabilities against frequencies, and the coverage of central intervals.
+
+The scores themselves (ECE, coverage of the 90 % interval) are `bayesrule.metrics`'s. What is here serves the report
+only: intervals for the frequencies of a reliability diagram, the ECE to be expected by chance, and coverage as a
+function of the interval's level.
+"""
 
 from __future__ import annotations
 
@@ -8,93 +13,104 @@ import jax
 import numpy as np
 from scipy.special import betainc, betaincinv, ndtr, pdtr
 
-from ..metrics import ece
-from .test_rows import Classified, Measured
+from .. import metrics
+from .test_rows import ClassPredictions, NumericPredictions
 
-CHANCE = 1.5  # a calibration error of up to so many times what chance alone would show is no evidence of one
+BINS = 10
+# An ECE of up to this multiple of `chance_error` is no evidence of miscalibration.
+CHANCE_FACTOR = 1.5
 
 
-class Bins(NamedTuple):
-    """For each bin of claimed probability: its limits, how many rows it has, what they claimed and how often it came
-    true, with a 90 % interval for that frequency; NaN where a bin is empty."""
+class ReliabilityBins(NamedTuple):
+    """A reliability diagram with uncertainty: for each bin of predicted probability, its rows and what was observed.
+
+    `edges` are the bins' limits and `counts` their numbers of rows; `predicted` is the mean predicted probability,
+    `observed` the frequency of the event, and `low`, `high` a 90 % interval for that frequency. The last four are NaN
+    for an empty bin.
+    """
 
     edges: np.ndarray
     counts: np.ndarray
-    claimed: np.ndarray
-    came: np.ndarray
+    predicted: np.ndarray
+    observed: np.ndarray
     low: np.ndarray
     high: np.ndarray
 
 
-def binned(claims: np.ndarray, came_true: np.ndarray, bins: int = 10) -> Bins:
-    """Claims by equal bins (a, b] of probability. The intervals are Jeffreys's: Beta(hits + ½, misses + ½).
+def bin_predictions(probabilities: np.ndarray, happened: np.ndarray, bins: int = BINS) -> ReliabilityBins:
+    """Group predicted probabilities of an event into equal bins (a, b] and compare them with how often it happened.
 
-    >>> float(binned(np.array([0.9, 0.8]), np.array([True, False]), 2).came[1])
+    The intervals are Jeffreys's: quantiles of Beta(hits + ½, misses + ½).
+
+    >>> float(bin_predictions(np.array([0.9, 0.8]), np.array([True, False]), 2).observed[1])
     0.5
     """
-    place = np.clip(np.ceil(claims * bins).astype(int) - 1, 0, bins - 1)
-    counts = np.bincount(place, minlength=bins)
-    hits = np.bincount(place, weights=came_true.astype(float), minlength=bins)
+    bin_index = np.clip(np.ceil(probabilities * bins).astype(int) - 1, 0, bins - 1)
+    counts = np.bincount(bin_index, minlength=bins)
+    hits = np.bincount(bin_index, weights=happened.astype(float), minlength=bins)
     size = np.where(counts > 0, counts, np.nan)
     low, high = (betaincinv(hits + 0.5, counts - hits + 0.5, level) for level in (0.05, 0.95))
-    # As is usual for Jeffreys's intervals, one that saw only hits or only misses reaches to the end.
+    # The usual modification of Jeffreys's interval: without a hit it starts at 0, without a miss it ends at 1.
     low, high = np.where(hits == 0, 0.0, low), np.where(hits == counts, 1.0, high)
-    empty = np.where(counts > 0, 0.0, np.nan)
-    claimed = np.bincount(place, weights=claims, minlength=bins) / size
-    return Bins(np.linspace(0, 1, bins + 1), counts, claimed, hits / size, low + empty, high + empty)
+    nan_if_empty = np.where(counts > 0, 0.0, np.nan)
+    predicted = np.bincount(bin_index, weights=probabilities, minlength=bins) / size
+    edges = np.linspace(0, 1, bins + 1)
+    return ReliabilityBins(edges, counts, predicted, hits / size, low + nan_if_empty, high + nan_if_empty)
 
 
-def calibration_error(rows: Classified, bins: int = 10) -> float:
-    """The expected calibration error of the most probable class, in double precision."""
+def calibration_error(rows: ClassPredictions, bins: int = BINS) -> float:
+    """The expected calibration error of the most probable class, `bayesrule.metrics.ece` in float64."""
     with jax.enable_x64(True):
-        return float(ece(rows.p, rows.y, bins))
+        return float(metrics.ece(rows.probabilities, rows.y, bins))
 
 
-def chance_error(rows: Classified, bins: int = 10, draws: int = 400) -> float:
-    """The calibration error that perfect probabilities would show on as many rows: the mean over simulated truths.
+def chance_error(rows: ClassPredictions, bins: int = BINS, draws: int = 400) -> float:
+    """The ECE to expect from perfectly calibrated probabilities: its mean over simulated labels.
 
-    Few rows in a bin miss their probability by chance alone, so no ECE is near zero with little data.
+    Few rows in a bin miss their probability by chance alone, so with little data no ECE is near zero.
     """
-    found = binned(rows.confidence, rows.right, bins)
-    full = found.counts > 0
-    counts, claimed = found.counts[full], found.claimed[full]
-    hits = np.random.default_rng(0).binomial(counts, np.clip(claimed, 0, 1), (draws, len(counts)))
-    return float(np.mean(np.sum(np.abs(hits - counts * claimed), axis=1)) / counts.sum())
+    diagram = bin_predictions(rows.confidence, rows.correct, bins)
+    filled = diagram.counts > 0
+    counts, predicted = diagram.counts[filled], diagram.predicted[filled]
+    hits = np.random.default_rng(0).binomial(counts, np.clip(predicted, 0, 1), (draws, len(counts)))
+    return float(np.mean(np.sum(np.abs(hits - counts * predicted), axis=1)) / counts.sum())
 
 
-def places(rows: Measured, *, whole: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Where each truth falls in its predictive distribution: F(y⁻) and F(y), equal for a density.
+def predictive_cdf(rows: NumericPredictions, *, counts: bool) -> tuple[np.ndarray, np.ndarray]:
+    """F(y⁻) and F(y) for each observed y, with F its predictive distribution function; equal where F is continuous.
 
-    Numbers are taken as normal. Whole numbers are taken as Poisson, or as negative binomial with the predicted mean
-    and variance where the variance is the larger.
+    The predictive distribution is normal with the row's mean and standard deviation. For `counts` it is negative
+    binomial with the same mean and variance, or Poisson where the variance is not above the mean.
     """
-    keep = np.isfinite(rows.std) & (rows.std > 0) & ((rows.mean > 0) | (not whole))
+    keep = np.isfinite(rows.std) & (rows.std > 0) & ((rows.mean > 0) | (not counts))
     y, mean, std = rows.y[keep], rows.mean[keep], rows.std[keep]
-    if not whole:
-        at = ndtr((y - mean) / std)
-        return at, at
-    wider = np.maximum(std**2, mean * (1 + 1e-9))
-    size, success = mean**2 / (wider - mean), mean / wider
+    if not counts:
+        at_y = ndtr((y - mean) / std)
+        return at_y, at_y
+    variance = np.maximum(std**2, mean * (1 + 1e-9))
+    size, success = mean**2 / (variance - mean), mean / variance
 
-    def below(k: np.ndarray) -> np.ndarray:
-        safe = np.maximum(k, 0)
-        poisson, negative = pdtr(safe, mean), betainc(np.minimum(size, 1e12), safe + 1, success)
-        return np.where(k < 0, 0.0, np.where(size > 1e6, poisson, negative))
+    def cdf(k: np.ndarray) -> np.ndarray:
+        nonnegative = np.maximum(k, 0)
+        poisson = pdtr(nonnegative, mean)
+        negative_binomial = betainc(np.minimum(size, 1e12), nonnegative + 1, success)
+        return np.where(k < 0, 0.0, np.where(size > 1e6, poisson, negative_binomial))
 
-    return below(np.floor(y) - 1), below(np.floor(y))
+    return cdf(np.floor(y) - 1), cdf(np.floor(y))
 
 
-def coverage(lower: np.ndarray, upper: np.ndarray, levels: np.ndarray) -> np.ndarray:
-    """The share of truths inside the central interval of each level, from their places F(y⁻) and F(y).
+def central_coverage(lower: np.ndarray, upper: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """The share of observations inside the central interval of each level, from F(y⁻) and F(y).
 
-    A truth that spans several levels, as a whole number does, counts in part (Czado, Gneiting and Held, 2009).
+    An observation of a discrete variable spans the levels between the two, and counts in proportion (Czado, Gneiting
+    and Held, 2009).
 
-    >>> coverage(np.array([0.5, 0.99]), np.array([0.5, 0.99]), np.array([0.5, 0.99])).tolist()
+    >>> central_coverage(np.array([0.5, 0.99]), np.array([0.5, 0.99]), np.array([0.5, 0.99])).tolist()
     [0.5, 1.0]
     """
 
-    def share(level: np.ndarray) -> np.ndarray:
+    def share_below(level: np.ndarray) -> np.ndarray:
         width = np.maximum(upper - lower, 1e-12)
         return np.clip((level[:, None] - lower) / width, 0, 1).mean(1)
 
-    return share((1 + levels) / 2) - share((1 - levels) / 2)
+    return share_below((1 + levels) / 2) - share_below((1 - levels) / 2)

@@ -1,4 +1,4 @@
-"""`report.html`: all that a run has to say on one page, in one file that needs no network and no scripts."""
+"""`report.html`: the sections of a run on one page, in one file that needs no network and no scripts."""
 
 from __future__ import annotations
 
@@ -6,61 +6,67 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..runs.run import Run
-from .markup import Markup, joined, tag
+from .markup import Markup, join, tag
 from .sections.calibration import calibration
-from .sections.data_and_reproduction import again, data
+from .sections.data_and_reproduction import data, reproduction
 from .sections.derivation import derivation
 from .sections.headline import headline, plain_title
-from .sections.learning import learning
-from .sections.notable_rows import rows
+from .sections.notable_rows import notable_rows
 from .sections.predictions import predictions
 from .sections.quality import quality
+from .sections.training import training
 from .sections.weights import weights
 from .test_rows import task
 
 Section = Callable[[Run], Markup | None]
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
-    ("quality", "How good it is", quality),
-    ("calibration", "Can it be believed?", calibration),
-    ("predictions", "Predictions and the truth", predictions),
-    ("weights", "What was learnt", weights),
-    ("rows", "Rows to look at", rows),
-    ("learning", "How it was learnt", learning),
+    ("quality", "Quality of the predictions", quality),
+    ("calibration", "Calibration", calibration),
+    ("predictions", "Predictions and observations", predictions),
+    ("weights", "Posterior of the weights", weights),
+    ("rows", "Rows to look at", notable_rows),
+    ("training", "Training", training),
     ("derivation", "The algorithm", derivation),
     ("data", "The data", data),
-    ("again", "How to do it again", again),
+    ("reproduction", "How to reproduce it", reproduction),
 )
 
 
-def page(run: Run) -> str:
-    """The report of a run as one HTML file; a section for which the run has nothing is left out."""
-    made = [(anchor, title, section(run)) for anchor, title, section in SECTIONS]
-    there = [(anchor, title, body) for anchor, title, body in made if body]
+def render_report(run: Run) -> str:
+    """The report of a run as one HTML file; a section for which the run has no data is left out."""
+    rendered = [(anchor, title, section(run)) for anchor, title, section in SECTIONS]
+    present = [(anchor, title, body) for anchor, title, body in rendered if body]
+    links = tag(
+        "nav",
+        tag("ul", [tag("li", tag("a", title, href=f"#{anchor}")) for anchor, title, _ in present]),
+        aria_label="Sections",
+    )
+    sections = [tag("section", tag("h2", title), body, id=anchor) for anchor, title, body in present]
+    navigation = links if len(present) > 2 else None
+    main = tag("main", headline(run), navigation, sections, _footer(run), class_=task(run) or None)
+    return html_document(plain_title(run), main, style_sheet())
+
+
+def html_document(title: str, body: Markup, style: str) -> str:
+    """A complete HTML document with its style sheet inside, for any screen, light or dark as the reader's system is."""
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("title", plain_title(run)),
-        tag("style", Markup(style())),
+        tag("title", title),
+        tag("style", Markup(style)),
     )
-    links = tag(
-        "nav",
-        tag("ul", [tag("li", tag("a", title, href=f"#{anchor}")) for anchor, title, _ in there]),
-        aria_label="Sections",
-    )
-    body = [tag("section", tag("h2", title), content, id=anchor) for anchor, title, content in there]
-    main = tag("main", headline(run), links if len(there) > 2 else None, body, _foot(run), class_=task(run) or None)
-    return joined(Markup("<!doctype html>\n"), tag("html", head, tag("body", main), lang="en"), "\n")
+    return join(Markup("<!doctype html>\n"), tag("html", head, tag("body", body), lang="en"), "\n")
 
 
-def style() -> str:
-    """The style sheet, which is a file of its own beside this one."""
+def style_sheet() -> str:
+    """The text of `page.css`, which lies in this folder."""
     return Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 
 
-def _foot(run: Run) -> Markup:
+def _footer(run: Run) -> Markup:
     version = run.versions.get("bayesrule")
-    made = f"Made by bayesrule {version}." if version not in (None, "unknown") else "Made by bayesrule."
+    program = f"Made by bayesrule {version}." if version not in (None, "unknown") else "Made by bayesrule."
     paper = "Khan and Rue, “The Bayesian learning rule”, Journal of Machine Learning Research 24, 2023."
-    return tag("footer", tag("p", f"{made} {paper}"))
+    return tag("footer", tag("p", f"{program} {paper}"))

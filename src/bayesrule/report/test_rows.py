@@ -1,4 +1,4 @@
-"""The held-out rows of a run as arrays of one length, without those whose truth or prediction is missing."""
+"""The held-out rows of a run as arrays of one length, without rows whose observation or prediction is missing."""
 
 from __future__ import annotations
 
@@ -12,34 +12,38 @@ from ..runs.run import Run
 
 
 @dataclass(frozen=True)
-class Classified:
-    """Rows with a class each: `y` its place among the classes, `p` (n, K) what was predicted."""
+class ClassPredictions:
+    """Held-out rows of a classification.
+
+    `row` is the number of the row in the file, `y` the index of its class, `probabilities` (n, K) the prediction.
+    """
 
     row: np.ndarray
     y: np.ndarray
-    p: np.ndarray
+    probabilities: np.ndarray
 
     @property
     def predicted(self) -> np.ndarray:
-        return self.p.argmax(1)
+        return self.probabilities.argmax(1)
 
     @property
     def confidence(self) -> np.ndarray:
-        return self.p.max(1)
+        return self.probabilities.max(1)
 
     @property
-    def right(self) -> np.ndarray:
+    def correct(self) -> np.ndarray:
         return self.predicted == self.y
 
     @property
     def entropy(self) -> np.ndarray:
-        """In nats: 0 for certainty, log K for none."""
-        return -np.sum(np.where(self.p > 0, self.p * np.log(np.where(self.p > 0, self.p, 1)), 0), axis=1)
+        """In nats: 0 for a certain prediction, log K for equal probabilities."""
+        p = self.probabilities
+        return -np.sum(np.where(p > 0, p * np.log(np.where(p > 0, p, 1)), 0), axis=1)
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Rows with a number each: `mean`, `std` of a new y and a 90 % interval for it."""
+class NumericPredictions:
+    """Held-out rows with a number each: the `mean` and `std` of a new y, and the 90 % interval from `low` to `high`."""
 
     row: np.ndarray
     y: np.ndarray
@@ -55,62 +59,62 @@ class Measured:
 
 
 def task(run: Run) -> str:
-    """What kind of thing was predicted: "binary", "classes", "regression", "counts" or "sequence"."""
+    """What kind of target was predicted: "binary", "classes", "regression", "counts" or "sequence"."""
     return str(run.config.get("task", ""))
 
 
-def classified(run: Run) -> Classified | None:
-    """The held-out rows of a classification; None where this is none, or where no row is left."""
+def class_predictions(run: Run) -> ClassPredictions | None:
+    """The held-out rows of a classification; None for other tasks, or if no row is complete."""
     if task(run) not in ("binary", "classes"):
         return None
-    given = run.test.get("probabilities", run.test.get("mean"))
+    predictions = run.test.get("probabilities", run.test.get("mean"))
     y = run.test.get("y")
-    if given is None or y is None or not np.size(y):
+    if predictions is None or y is None or not np.size(y):
         return None
-    p = np.asarray(given, float)
+    p = np.asarray(predictions, float)
     p = np.stack([1 - p, p], axis=1) if p.ndim == 1 else p
-    places = np.asarray(y, float).ravel()
-    keep = np.isfinite(p).all(1) & np.isfinite(places) & (places >= 0) & (places < p.shape[1])
+    classes = np.asarray(y, float).ravel()
+    keep = np.isfinite(p).all(1) & np.isfinite(classes) & (classes >= 0) & (classes < p.shape[1])
     if not keep.any():
         return None
-    return Classified(_rows(run, len(places))[keep], places[keep].astype(int), p[keep])
+    return ClassPredictions(_row_numbers(run, len(classes))[keep], classes[keep].astype(int), p[keep])
 
 
-def measured(run: Run) -> Measured | None:
-    """The held-out rows of a regression, of counts or of a sequence, in the file's order; None where there are none."""
+def numeric_predictions(run: Run) -> NumericPredictions | None:
+    """The held-out rows of a regression, of counts or of a sequence, in the file's order; None if there are none."""
     if task(run) in ("binary", "classes") or not np.size(run.test.get("y", ())) or "mean" not in run.test:
         return None
-    y, mean = column(run.test["y"]), column(run.test["mean"])
-    std = column(run.test.get("std", np.full(len(y), np.nan)))
+    y, mean = first_column(run.test["y"]), first_column(run.test["mean"])
+    std = first_column(run.test.get("std", np.full(len(y), np.nan)))
     normal_low, normal_high = interval(mean, std)
-    low = column(run.test.get("low", normal_low), endless=True)
-    high = column(run.test.get("high", normal_high), endless=True)
+    low = first_column(run.test.get("low", normal_low), allow_infinite=True)
+    high = first_column(run.test.get("high", normal_high), allow_infinite=True)
     time = np.asarray(run.test.get("time", np.arange(len(y))))
     keep = np.isfinite(y) & np.isfinite(mean)
     if not keep.any():
         return None
-    return Measured(*(each[keep] for each in (_rows(run, len(y)), y, mean, std, low, high, time)))
+    return NumericPredictions(*(each[keep] for each in (_row_numbers(run, len(y)), y, mean, std, low, high, time)))
 
 
-def column(values: Any, *, endless: bool = False) -> np.ndarray:
-    """Numbers in one row, of several series the first; what is infinite is missing, unless it may be `endless`.
+def first_column(values: Any, *, allow_infinite: bool = False) -> np.ndarray:
+    """The values as one axis of floats, the first of several series; infinities become NaN unless allowed.
 
-    >>> column([[1, 2], [np.inf, 4]])
+    >>> first_column([[1, 2], [np.inf, 4]])
     array([ 1., nan])
     """
     array = np.asarray(values, float)
     array = array if array.ndim == 1 else array.reshape(len(array), -1)[:, 0] if array.ndim else array[None]
-    return array if endless else np.where(np.isfinite(array), array, np.nan)
+    return array if allow_infinite else np.where(np.isfinite(array), array, np.nan)
 
 
-def thinned(count: int, most: int) -> np.ndarray:
-    """Places of at most so many of a number of things in order, evenly spread, with both ends.
+def evenly_spaced(count: int, most: int) -> np.ndarray:
+    """At most `most` of the indices 0 to `count` − 1, evenly spaced, with both ends.
 
-    >>> thinned(5, 3)
+    >>> evenly_spaced(5, 3)
     array([0, 2, 4])
     """
     return np.arange(count) if count <= most else np.unique(np.linspace(0, count - 1, most).round().astype(int))
 
 
-def _rows(run: Run, size: int) -> np.ndarray:
+def _row_numbers(run: Run, size: int) -> np.ndarray:
     return np.asarray(run.test.get("row", np.arange(size)))

@@ -1,1 +1,1 @@
-"""The sections of the report: each file makes one from a run, or says None where the run has nothing for it."""
+"""The sections of the report: each function makes one from a run, or returns None if the run has no data for it."""

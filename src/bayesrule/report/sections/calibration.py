@@ -1,4 +1,4 @@
-"""Whether its uncertainty can be believed: what was claimed beside what came true."""
+"""The section on calibration: predicted probabilities and intervals against what was observed."""
 
 from __future__ import annotations
 
@@ -6,91 +6,99 @@ import numpy as np
 
 from ...runs.run import Run
 from .. import charts
-from ..calibration_math import CHANCE, binned, calibration_error, chance_error, coverage, places
-from ..format_numbers import number, percent, several
-from ..markup import Markup, joined, named, tag
-from ..test_rows import Classified, Measured, classified, measured, task
-from .layout import beside, figure, key
+from ..calibration_math import (
+    CHANCE_FACTOR,
+    bin_predictions,
+    calibration_error,
+    central_coverage,
+    chance_error,
+    predictive_cdf,
+)
+from ..format_numbers import counted, number, percent
+from ..markup import Markup, join, tag, user_text
+from ..test_rows import ClassPredictions, NumericPredictions, class_predictions, numeric_predictions, task
+from .layout import figure, legend, side_by_side
 
 
 def calibration(run: Run) -> Markup | None:
     """A reliability diagram for classes, the coverage of central intervals for numbers."""
-    rows = classified(run)
-    if rows is not None:
-        return _classes(run, rows)
-    numbers = measured(run)
+    classes = class_predictions(run)
+    if classes is not None:
+        return _classes(run, classes)
+    numbers = numeric_predictions(run)
     return None if numbers is None else _numbers(run, numbers)
 
 
-def _classes(run: Run, rows: Classified) -> Markup:
-    if rows.p.shape[1] == 2:
+def _classes(run: Run, rows: ClassPredictions) -> Markup:
+    if rows.probabilities.shape[1] == 2:
         name = run.classes[1] if len(run.classes) == 2 else "the second class"
-        bins, of = binned(rows.p[:, 1], rows.y == 1), joined("that the row is ", tag("b", named(name)))
-        chart = charts.reliability(bins, "claimed probability, %", "how often it was so, %")
+        bins = bin_predictions(rows.probabilities[:, 1], rows.y == 1)
+        event = join("that the row is ", tag("b", user_text(name)))
+        chart = charts.reliability(bins, "predicted probability, %", "observed frequency, %")
     else:
-        bins, of = binned(rows.confidence, rows.right), "of the most probable class"
-        chart = charts.reliability(bins, "confidence in the predicted class, %", "how often it was right, %")
-    given = (run.metrics.get("model") or {}).get("ece")
-    error = calibration_error(rows) if given is None else float(given)
-    chance, claimed, came = chance_error(rows), float(rows.confidence.mean()), float(rows.right.mean())
-    verdict = " The two agree as far as so many rows can tell."
-    if error > CHANCE * chance:
-        lean = "sure" if claimed > came else "cautious"
-        verdict = f" On the whole it is too {lean}: {percent(claimed)} claimed, {percent(came)} right."
+        bins, event = bin_predictions(rows.confidence, rows.correct), "of the most probable class"
+        chart = charts.reliability(bins, "confidence in the predicted class, %", "accuracy, %")
+    stored = (run.metrics.get("model") or {}).get("ece")
+    error = calibration_error(rows) if stored is None else float(stored)
+    chance, confidence, accuracy = chance_error(rows), float(rows.confidence.mean()), float(rows.correct.mean())
+    verdict = " With this number of rows the difference is within chance."
+    if error > CHANCE_FACTOR * chance:
+        direction = "overconfident" if confidence > accuracy else "underconfident"
+        verdict = f" The model is {direction}: mean confidence {percent(confidence)}, accuracy {percent(accuracy)}."
     diagram = figure(
         chart,
-        joined(
-            "The probability ",
-            of,
-            ", in bins of 10 %, against how often it came true: on the dashed line the two are equal. Upright strokes "
-            "are 90 % intervals for a bin's frequency, larger dots have more rows.",
+        join(
+            "The predicted probability ",
+            event,
+            ", in bins of 10 %, against its observed frequency; on the dashed line they are equal. Vertical strokes "
+            "are 90 % intervals for the frequency, larger dots have more rows.",
         ),
     )
-    words = joined(
+    words = join(
         tag("b", f"ECE {number(error)}."),
-        f" On average over {several(len(rows.y), 'row')} (in 10 bins) the claimed confidence and the share of right "
-        f"answers are {percent(error)} apart. Perfect probabilities would show about {number(chance, 2)} on as many.",
+        f" Averaged over {counted(len(rows.y), 'row')} in 10 bins, confidence and accuracy differ by {percent(error)}. "
+        f"Perfectly calibrated probabilities would give about {number(chance, 2)} with as many rows.",
         verdict,
     )
-    right, wrong = int(rows.right.sum()), int((~rows.right).sum())
+    correct, wrong = int(rows.correct.sum()), int((~rows.correct).sum())
     histogram = figure(
-        charts.confidences(rows.confidence, rows.right, rows.p.shape[1]),
-        joined(
-            key("blue", f"right ({right:,})"),
-            key("orange", f"wrong ({wrong:,})"),
-            " How confident the predictions were, each on a scale of its own. Where the wrong ones are far from 100 %, "
-            "its doubts are worth heeding.",
+        charts.confidences(rows.confidence, rows.correct, rows.probabilities.shape[1]),
+        join(
+            legend("blue", f"correct ({correct:,})"),
+            legend("orange", f"wrong ({wrong:,})"),
+            " How confident the predictions were; each histogram has its own scale. If the wrong predictions are far "
+            "from 100 %, a low confidence is a useful warning.",
         ),
     )
-    return joined(tag("p", words), beside(diagram, histogram))
+    return join(tag("p", words), side_by_side(diagram, histogram))
 
 
-def _numbers(run: Run, rows: Measured) -> Markup | None:
-    whole = task(run) == "counts"
-    lower, upper = places(rows, whole=whole)
+def _numbers(run: Run, rows: NumericPredictions) -> Markup | None:
+    counts = task(run) == "counts"
+    lower, upper = predictive_cdf(rows, counts=counts)
     if not lower.size:
         return None
     levels = np.linspace(0, 1, 51)
-    covered = coverage(lower, upper, levels)
-    taken = "a Poisson or negative binomial distribution" if whole else "a normal distribution"
+    covered = central_coverage(lower, upper, levels)
+    distribution = "a Poisson or negative binomial distribution" if counts else "a normal distribution"
     curve = figure(
         charts.coverage_curve(levels, covered, len(lower)),
-        f"Central intervals of every size, from {taken} with the row's mean and standard deviation: on the dashed line "
-        "they hold what they claim; below it they are too narrow, above it too wide. With "
-        f"{several(len(lower), 'row')}, perfect intervals would be inside the grey band 90 % of the time.",
+        f"Central intervals of every level, from {distribution} with the row's mean and standard deviation. On the "
+        "dashed line their coverage is as stated; below it they are too narrow, above it too wide. With "
+        f"{counted(len(lower), 'row')}, the curve of perfect intervals is inside the grey band at 90 % of the levels.",
     )
     histogram = figure(
         charts.residuals(rows),
-        joined(
-            key("blue", "held-out rows"),
-            key("ink dashed", "standard normal"),
-            " Errors in units of their predicted standard deviation: wider than the curve is overconfident.",
+        join(
+            legend("blue", "held-out rows"),
+            legend("ink dashed", "standard normal"),
+            " Errors divided by their predicted standard deviation. A histogram wider than the curve means "
+            "overconfidence.",
         ),
     )
-    held = float(np.mean(rows.covered))
     half = percent(np.interp(0.5, levels, covered))
     words = (
-        f" of the {several(len(rows.y), 'held-out value')} lie inside their 90 % intervals, {half} inside the central "
-        "half of what was predicted."
+        f" of the {counted(len(rows.y), 'held-out value')} lie inside their 90 % intervals, {half} inside the central "
+        "50 % intervals."
     )
-    return joined(tag("p", tag("b", percent(held)), words), beside(curve, histogram))
+    return join(tag("p", tag("b", percent(float(np.mean(rows.covered)))), words), side_by_side(curve, histogram))

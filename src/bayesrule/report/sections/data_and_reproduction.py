@@ -1,4 +1,4 @@
-"""The data that it was made from, and what is needed to make it again."""
+"""The sections on the data, and on how to reproduce the run."""
 
 from __future__ import annotations
 
@@ -9,118 +9,124 @@ from typing import Any
 import numpy as np
 
 from ...runs.run import Run
-from ..format_numbers import count, number, round_number, several, with_spread
-from ..markup import Markup, cleaned, joined, named, tag
+from ..format_numbers import count, counted, mean_and_std, number, trimmed
+from ..markup import Markup, clean, join, tag, user_text
 from .layout import table
 
-COLUMNS = 40
-ASKED = ("data", "target", "task", "model", "recipe", "time", "test_size", "seed", "params")
+SHOWN_COLUMNS = 40
+SETTINGS = ("data", "target", "task", "model", "recipe", "time", "test_size", "seed", "params")
 
 
 def data(run: Run) -> Markup | None:
-    """Rows and columns, what was guessed about them, and a line for each column."""
+    """Numbers of rows and columns, what was guessed about them, and a table of the columns."""
     summary = run.summary
     columns: list[dict[str, Any]] = list(summary.get("columns") or ())
-    known = {"rows": "rows", "train_rows": "for training", "test_rows": "held out"}
-    counts = [(name, summary[key]) for key, name in known.items() if summary.get(key) is not None]
+    labels = {"rows": "rows", "train_rows": "for training", "test_rows": "held out"}
+    counts = [(label, summary[key]) for key, label in labels.items() if summary.get(key) is not None]
     if not columns and not counts:
         return None
-    facts = [tag("div", tag("dt", name), tag("dd", count(value)), class_="fact") for name, value in counts]
+    facts = [tag("div", tag("dt", label), tag("dd", count(value)), class_="fact") for label, value in counts]
     facts += [tag("div", tag("dt", "columns"), tag("dd", count(len(columns))), class_="fact")] if columns else []
     if summary.get("features"):
         facts.append(
             tag("div", tag("dt", "inputs of the model"), tag("dd", count(len(summary["features"]))), class_="fact")
         )
     guesses = [tag("li", _options(str(each))) for each in summary.get("guesses") or ()]
-    return joined(
+    return join(
         tag("dl", facts, class_="facts"),
-        joined(tag("p", "What was guessed, and can be said otherwise:"), tag("ul", guesses)) if guesses else None,
+        join(tag("p", "What was guessed; options of the command line change it:"), tag("ul", guesses))
+        if guesses
+        else None,
         _columns(columns, summary.get("target")) if columns else None,
     )
 
 
 def _options(text: str) -> Markup:
-    """Words in which options of the command line stand out, and stay whole."""
+    """Text in which options of the command line are set as code and are not broken across lines."""
     parts = re.split(r"(--[\w-]+)", text)
-    return joined([tag("code", part, class_="option") if part.startswith("--") else part for part in parts])
+    return join([tag("code", part, class_="option") if part.startswith("--") else part for part in parts])
 
 
 def _columns(columns: list[dict[str, Any]], target: dict[str, Any] | None) -> Markup:
-    """A table of the columns; of very many, those with something to say come first and the rest is counted."""
-    remarked = sorted(
+    """A table of the columns; if there are too many, those with remarks come first and the rest is only counted."""
+    remarks_first = sorted(
         columns, key=lambda each: not (each.get("note") or each.get("missing") or not each.get("used", True))
     )
-    shown = columns if len(columns) <= COLUMNS else remarked[:COLUMNS]
+    shown = columns if len(columns) <= SHOWN_COLUMNS else remarks_first[:SHOWN_COLUMNS]
     lines = [_column(target)] if target else []
-    lines = [[joined(tag("b", line[0]), " (target)"), *line[1:]] for line in lines]
+    lines = [[join(tag("b", line[0]), " (target)"), *line[1:]] for line in lines]
     lines += [_column(each) for each in shown]
     words = None
     if len(shown) < len(columns):
         words = tag(
             "p",
-            f"{count(len(shown))} of {several(len(columns), 'column')}, those with remarks first.",
+            f"{count(len(shown))} of {counted(len(columns), 'column')}, those with remarks first.",
             class_="caption",
         )
     heads = ["Column", "Kind", "Values", "Missing", "Remark"]
-    # A column of dashes would only take room.
-    there = [place for place in range(5) if place < 3 or any(line[place] not in ("", "–") for line in lines)]
-    kept = [[line[place] for place in there] for line in lines]
-    numbers = (3,) if 3 in there else ()
-    return joined(table([heads[place] for place in there], kept, numbers=numbers, look="columns"), words)
+    # The last two columns of this table are left out if they would be empty in every line.
+    kept = [index for index in range(5) if index < 3 or any(line[index] not in ("", "–") for line in lines)]
+    cells = [[line[index] for index in kept] for line in lines]
+    numbers = (3,) if 3 in kept else ()
+    return join(table([heads[index] for index in kept], cells, numbers=numbers, css_class="columns"), words)
 
 
 def _column(each: dict[str, Any]) -> list[Any]:
     unused = "" if each.get("used", True) else "not used"
-    remark = "; ".join(cleaned(part) for part in (unused, each.get("note")) if part)
-    name = named(each.get("name", ""), 60)
+    remark = "; ".join(clean(part) for part in (unused, each.get("note")) if part)
+    name = user_text(each.get("name", ""), 60)
     missing = each.get("missing") or 0
     return [name, each.get("kind", ""), _values(each), count(missing) if missing else "–", remark]
 
 
 def _values(each: dict[str, Any]) -> Any:
-    """A number's mean and range, or a category's most frequent levels."""
+    """The mean and range of a numeric column, or the most frequent levels of a categorical one."""
     if each.get("mean") is not None:
-        mean, spread = number(each["mean"]), ""
+        mean, std = number(each["mean"]), ""
         if each.get("std") is not None:
-            mean, spread = with_spread(float(each["mean"]), float(each["std"]))
+            mean, std = mean_and_std(float(each["mean"]), float(each["std"]))
         span = f", {number(each.get('min'))} to {number(each.get('max'))}" if each.get("min") is not None else ""
-        return f"{mean}{' ± ' if spread else ''}{spread}{span}"
+        return f"{mean}{' ± ' if std else ''}{std}{span}"
     top: list[Any] = list(each.get("top") or ())[:3]
-    said: list[Any] = [joined(named(level, 24), f" ({count(amount)})") for level, amount in top]
-    parts = [joined(", " if place else "", part) for place, part in enumerate(said)]
-    given = each.get("different", each.get("levels"))
-    levels = len(given) if isinstance(given, list | tuple) else given
+    frequent: list[Any] = [join(user_text(level, 24), f" ({count(amount)})") for level, amount in top]
+    parts = [join(", " if index else "", part) for index, part in enumerate(frequent)]
+    distinct = each.get("different", each.get("levels"))
+    levels = len(distinct) if isinstance(distinct, list | tuple) else distinct
     if levels is None:
-        return joined(parts)
+        return join(parts)
     rest = ", …" if levels > len(top) else ""
-    return joined(several(levels, "level"), ": " if parts else "", parts, rest if parts else "")
+    return join(counted(levels, "level"), ": " if parts else "", parts, rest if parts else "")
 
 
-def again(run: Run) -> Markup | None:
-    """The configuration as a file that gives the same run, the versions, and how long it took."""
+def reproduction(run: Run) -> Markup | None:
+    """The configuration as a file that repeats the run, the versions used, and the time it took."""
     if not run.config and not run.versions:
         return None
-    asked = {key: run.config[key] for key in ASKED if run.config.get(key) not in (None, {})}
-    lines = "\n".join(_yaml(asked))
-    took = [f"{cleaned(part).replace('_', ' ')} {round_number(value, 3)} s" for part, value in run.seconds.items()]
-    made = [f"{name} {version}" for name, version in run.versions.items() if version != "unknown"]
-    return joined(
-        tag("p", "As a file for ", tag("code", "bayesrule fit --config", class_="option"), ":") if lines else None,
+    settings = {key: run.config[key] for key in SETTINGS if run.config.get(key) not in (None, {})}
+    lines = "\n".join(_yaml(settings))
+    times = [f"{clean(part).replace('_', ' ')} {trimmed(value, 3)} s" for part, value in run.seconds.items()]
+    versions = [f"{name} {version}" for name, version in run.versions.items() if version != "unknown"]
+    return join(
+        tag("p", "The configuration, as a file for ", tag("code", "bayesrule fit --config", class_="option"), ":")
+        if lines
+        else None,
         tag("pre", tag("code", lines), tabindex="0", aria_label="configuration") if lines else None,
-        tag("p", "Made with ", ", ".join(cleaned(each) for each in made), ".", class_="caption") if made else None,
-        tag("p", "Time: ", ", ".join(took), ".", class_="caption") if took else None,
+        tag("p", "Versions: ", ", ".join(clean(each) for each in versions), ".", class_="caption")
+        if versions
+        else None,
+        tag("p", "Time: ", ", ".join(times), ".", class_="caption") if times else None,
     )
 
 
 def _yaml(values: dict[str, Any], indent: int = 0) -> list[str]:
-    """The lines of a configuration in the part of YAML that needs no explanation.
+    """The lines of a configuration in a small subset of YAML.
 
     >>> _yaml({"seed": 0, "target": "a: b", "params": {"rate": 0.1, "hidden": [50, 50]}})
     ['seed: 0', 'target: "a: b"', 'params:', '  rate: 0.1', '  hidden: [50, 50]']
     """
     lines = []
     for name, value in values.items():
-        if value is None:  # left to the program
+        if value is None:  # The program chooses the value.
             continue
         if isinstance(value, dict) and value:
             lines += [f"{' ' * indent}{_scalar(name)}:", *_yaml(value, indent + 2)]

@@ -1,4 +1,4 @@
-"""What was predicted from what and with which model, and in one sentence how well."""
+"""The top of the page: what was predicted from which data with which model, and in one sentence how well."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import numpy as np
 
 from ...estimators import registry
 from ...runs.run import Run
-from ..calibration_math import CHANCE, chance_error
-from ..format_numbers import number, percent, several
-from ..markup import Markup, joined, named, tag
+from ..calibration_math import CHANCE_FACTOR, chance_error
+from ..format_numbers import counted, number, percent
+from ..markup import Markup, join, tag, user_text
 from ..measures import measure, winner
-from ..test_rows import classified, task
+from ..test_rows import class_predictions, task
 
-FIRST = {"binary": "accuracy", "classes": "accuracy", "regression": "rmse", "counts": "rmse", "sequence": "rmse"}
+MAIN_MEASURE = {"binary": "accuracy", "classes": "accuracy", "regression": "rmse", "counts": "rmse", "sequence": "rmse"}
 
 
 def target_name(run: Run) -> str:
@@ -24,14 +24,14 @@ def target_name(run: Run) -> str:
 
 
 def source_name(run: Run) -> str:
-    """The data's name, without the folders that they are in."""
+    """The name of the data's file, without its folders."""
     return re.split(r"[/\\]", str(run.summary.get("source") or run.config.get("data") or "the data"))[-1]
 
 
 def model_name(run: Run) -> str:
     """The model in words, or its class's name."""
-    made = str(run.config.get("estimator") or run.config.get("model") or "a model")
-    return registry.title(made)
+    estimator = str(run.config.get("estimator") or run.config.get("model") or "a model")
+    return registry.title(estimator)
 
 
 def plain_title(run: Run) -> str:
@@ -47,83 +47,83 @@ def headline(run: Run) -> Markup:
         tag("p", "Bayesian learning rule · report of a fit", class_="eyebrow"),
         tag("h1", _title(run)),
         tag("p", result(run), class_="result") if result(run) else None,
-        tag("p", _how(run), class_="how"),
+        tag("p", _training_summary(run), class_="how"),
     )
 
 
 def result(run: Run) -> Markup | None:
-    """How well it does on the held-out rows, beside the baseline, and whether its uncertainty can be believed."""
+    """The scores on the held-out rows next to the baseline's, and whether the uncertainty is calibrated."""
     model, baseline = run.metrics.get("model") or {}, run.metrics.get("baseline") or {}
-    parts = [_score(key, model, baseline) for key in (FIRST.get(task(run), "accuracy"), "nll")]
-    parts.append(_calibrated(run, model))
-    said = [part for part in parts if part]
-    if not said:
+    parts = [_score(key, model, baseline) for key in (MAIN_MEASURE.get(task(run), "accuracy"), "nll")]
+    parts.append(_calibration(run, model))
+    present = [part for part in parts if part]
+    if not present:
         return None
     rows = _test_rows(run)
-    on = f"On {several(rows, 'held-out row')}: " if rows else "On held-out rows: "
+    where = f"On {counted(rows, 'held-out row')}: " if rows else "On held-out rows: "
     if task(run) == "sequence" and rows:
-        on = f"On the last {several(rows, 'value')}, held out: "
-    return joined(on, ", ".join(said), ".", _verdict(model, baseline))
+        where = f"On the last {counted(rows, 'value')}, held out: "
+    return join(where, ", ".join(present), ".", _warning(model, baseline))
 
 
 def _score(key: str, model: dict[str, Any], baseline: dict[str, Any]) -> str:
-    """One measure beside its baseline."""
+    """One measure and its baseline."""
     if model.get(key) is None:
         return ""
     known = measure(key)
     name = known.name if known.name.isupper() else known.name.lower()
-    beside = f" (baseline {known.shown(baseline[key])})" if baseline.get(key) is not None else ""
-    return f"{name} {known.shown(model[key])}{' nats' if key == 'nll' else ''}{beside}"
+    reference = f" (baseline {known.format(baseline[key])})" if baseline.get(key) is not None else ""
+    return f"{name} {known.format(model[key])}{' nats' if key == 'nll' else ''}{reference}"
 
 
-def _calibrated(run: Run, model: dict[str, Any]) -> str:
-    """The last part of the sentence: does a claimed 90 % mean 90 %?"""
+def _calibration(run: Run, model: dict[str, Any]) -> str:
+    """The last part of the sentence: the ECE or the coverage of 90 % intervals."""
     ece, covered = model.get("ece"), model.get("coverage90")
     if ece is not None and np.isfinite(ece):
-        return f"{_belief(run, float(ece))} (ECE {number(ece)})"
+        return f"{_calibration_in_words(run, float(ece))} (ECE {number(ece)})"
     if covered is not None and np.isfinite(covered):
-        return f"90 % intervals hold {percent(covered)} of the truths"
+        return f"90 % intervals contain {percent(covered)} of the observed values"
     return ""
 
 
-def _belief(run: Run, error: float) -> str:
-    """In words: calibrated, or not to be told from it with so few rows, or off, and to which side."""
-    rows, points = classified(run), f"{max(1, np.ceil(100 * error - 1e-9)):.0f} %"
+def _calibration_in_words(run: Run, error: float) -> str:
+    """Calibrated, or not distinguishable from it with so few rows, or over- or underconfident."""
+    rows, points = class_predictions(run), f"{max(1, np.ceil(100 * error - 1e-9)):.0f} %"
     if error <= 0.05:
         return f"calibrated within {points}"
     if rows is None:
         return f"confidence off by {points}"
-    if error <= CHANCE * chance_error(rows):
-        return "calibrated as far as so few rows can tell"
-    return f"{'overconfident' if rows.confidence.mean() > rows.right.mean() else 'underconfident'} by {points}"
+    if error <= CHANCE_FACTOR * chance_error(rows):
+        return "calibrated within chance for so few rows"
+    return f"{'overconfident' if rows.confidence.mean() > rows.correct.mean() else 'underconfident'} by {points}"
 
 
-def _verdict(model: dict[str, Any], baseline: dict[str, Any]) -> Markup | None:
-    """A plain word where the baseline has the better likelihood: nobody should have to find that in a table."""
+def _warning(model: dict[str, Any], baseline: dict[str, Any]) -> Markup | None:
+    """A warning if the baseline has the better likelihood, which is easily missed in a table."""
     if winner("nll", model.get("nll"), baseline.get("nll")) != "baseline":
         return None
-    return tag("span", " By its likelihood it is worse than the baseline.", class_="warn")
+    return tag("span", " Its likelihood is worse than the baseline's.", class_="warn")
 
 
 def _title(run: Run) -> Markup:
-    target, source = named(target_name(run)), named(source_name(run))
+    target, source = user_text(target_name(run)), user_text(source_name(run))
     if task(run) == "sequence":
-        return joined("Forecasting ", target, " from its past in ", source)
+        return join("Forecasting ", target, " from its past in ", source)
     used = [each for each in run.summary.get("columns") or () if each.get("used", True)]
     columns = len(used) or len(run.summary.get("features") or ())
-    return joined("Predicting ", target, f" from {several(columns, 'column')} of " if columns else " from ", source)
+    return join("Predicting ", target, f" from {counted(columns, 'column')} of " if columns else " from ", source)
 
 
-def _how(run: Run) -> Markup:
+def _training_summary(run: Run) -> Markup:
     steps, seconds = run.facts.get("steps"), run.seconds.get("fit")
     recipe = run.config.get("recipe") or (run.derivation.split() or [""])[0].strip(",:")
-    trained = run.summary.get("train_rows")
+    train_rows = run.summary.get("train_rows")
     parts = [model_name(run)[:1].upper() + model_name(run)[1:]]
-    parts += [f"trained on {several(trained, 'row')}"] if trained else []
-    parts += [joined("by ", tag("code", recipe))] if recipe else []
-    parts += [f"in {several(steps, 'step')}"] if steps else []
+    parts += [f"trained on {counted(train_rows, 'row')}"] if train_rows else []
+    parts += [join("by ", tag("code", recipe))] if recipe else []
+    parts += [f"in {counted(steps, 'step')}"] if steps else []
     parts += [f"and {number(seconds)} s" if steps else f"in {number(seconds)} s"] if seconds else []
-    return joined([joined(" " if place else "", part) for place, part in enumerate(parts)], ".")
+    return join([join(" " if index else "", part) for index, part in enumerate(parts)], ".")
 
 
 def _test_rows(run: Run) -> int:

@@ -1,4 +1,4 @@
-"""How sections are laid out: figures with captions, figures side by side, tables that scroll in their own box."""
+"""The layout that sections share: figures with captions, figures side by side, tables that scroll in their own box."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from ..markup import Markup, tag
 
 
 def figure(chart: Markup, caption: Any, *, wide: bool = False) -> Markup:
-    """A chart and what it shows."""
-    return tag("figure", chart, tag("figcaption", caption), class_="whole" if wide else None)
+    """A chart with its caption."""
+    return tag("figure", chart, tag("figcaption", caption), class_="full-width" if wide else None)
 
 
-def beside(*figures: Markup | None) -> Markup:
-    """Figures next to each other where there is room, else one below another."""
-    return tag("div", figures, class_="beside")
+def side_by_side(*figures: Markup | None) -> Markup:
+    """Figures next to each other on a wide screen, one below another on a narrow one."""
+    return tag("div", figures, class_="side-by-side")
 
 
-def key(look: str, words: str) -> Markup:
-    """A colour and what it stands for."""
-    return tag("span", tag("i", class_=look), words, class_="key")
+def legend(css_class: str, meaning: str) -> Markup:
+    """An entry of a chart's legend: a colour and its meaning."""
+    return tag("span", tag("i", class_=css_class), meaning, class_="legend")
 
 
 def table(
-    heads: Sequence[Any], rows: Iterable[Sequence[Any]], *, numbers: Sequence[int] = (), look: str = ""
+    heads: Sequence[Any], rows: Iterable[Sequence[Any]], *, numbers: Sequence[int] = (), css_class: str = ""
 ) -> Markup:
-    """A table; the columns named in `numbers` are set to the right."""
+    """A table; the columns whose indices are in `numbers` are aligned to the right."""
 
-    def cells(kind: str, row: Sequence[Any]) -> list[Markup]:
-        looks = ["number" if place in numbers else None for place in range(len(row))]
-        scope = "col" if kind == "th" else None
-        return [tag(kind, each, class_=shown, scope=scope) for each, shown in zip(row, looks, strict=True)]
+    def cells(element: str, row: Sequence[Any]) -> list[Markup]:
+        classes = ["number" if index in numbers else None for index in range(len(row))]
+        scope = "col" if element == "th" else None
+        return [tag(element, cell, class_=each, scope=scope) for cell, each in zip(row, classes, strict=True)]
 
     body = [tag("tr", cells("td", row)) for row in rows]
-    whole = tag("table", tag("thead", tag("tr", cells("th", heads))), tag("tbody", body), class_=look or None)
-    return tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label="table")
+    content = tag("table", tag("thead", tag("tr", cells("th", heads))), tag("tbody", body), class_=css_class or None)
+    return tag("div", content, class_="scroll", tabindex="0", role="region", aria_label="table")

@@ -1,14 +1,14 @@
-"""The measures on the held-out rows, the baseline's beside them, and what each of them means."""
+"""The section on quality: the measures on the held-out rows, those of the baseline, and what each means."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ...runs.run import Run
-from ..markup import Markup, joined, named, tag
+from ..markup import Markup, join, tag, user_text
 from ..measures import MEASURES, measure, winner
 
-BETTER = tag("span", "✓", class_="better", title="the better one", role="img", aria_label="the better one")
+BETTER = tag("span", "✓", class_="better", title="better", role="img", aria_label="better")
 
 
 def quality(run: Run) -> Markup | None:
@@ -21,16 +21,16 @@ def quality(run: Run) -> Markup | None:
     keys = list(dict.fromkeys(keys))
     heads = ["Measure", "Model", *(["Baseline"] if baseline else []), *(["Model, training rows"] if train else [])]
     head = tag(
-        "tr", [tag("th", each, scope="col", class_="number" if place else None) for place, each in enumerate(heads)]
+        "tr", [tag("th", each, scope="col", class_="number" if index else None) for index, each in enumerate(heads)]
     )
     body = [_row(key, model, baseline, train) for key in keys]
-    return joined(
+    return join(
         tag(
             "div",
             tag("table", tag("thead", head), tag("tbody", body), class_="measures", style=f"--values:{len(heads) - 1}"),
             class_="scroll",
         ),
-        tag("p", BETTER, " marks the better of the two.", _baseline(run), _constant(model, baseline), class_="caption")
+        tag("p", BETTER, " marks the better value.", _baseline(run), _ece_remark(model, baseline), class_="caption")
         if baseline
         else None,
     )
@@ -40,22 +40,22 @@ def _row(key: str, model: dict[str, Any], baseline: dict[str, Any], train: dict[
     known, best = measure(key), winner(key, model.get(key), baseline.get(key))
     direction = tag("span", known.direction, class_="direction") if known.direction else None
     meaning = tag("span", known.meaning, "; " if known.meaning and direction else "", direction, class_="meaning")
-    cells = [tag("td", known.shown(model[key]), BETTER if best == "model" else None, class_="number strong")]
+    cells = [tag("td", known.format(model[key]), BETTER if best == "model" else None, class_="number strong")]
     if baseline:
-        shown = known.shown(baseline.get(key))
+        shown = known.format(baseline.get(key))
         cells.append(tag("td", shown, BETTER if best == "baseline" else None, class_="number"))
     if train:
-        cells.append(tag("td", known.shown(train.get(key)), class_="number"))
-    return tag("tr", tag("th", tag("span", named(known.name), class_="label"), meaning, scope="row"), cells)
+        cells.append(tag("td", known.format(train.get(key)), class_="number"))
+    return tag("tr", tag("th", tag("span", user_text(known.name), class_="label"), meaning, scope="row"), cells)
 
 
 def _baseline(run: Run) -> Markup | None:
     name = run.metrics.get("baseline_name")
-    return joined(" The baseline: ", named(name, 160), ".") if name else None
+    return join(" The baseline: ", user_text(name, 160), ".") if name else None
 
 
-def _constant(model: dict[str, Any], baseline: dict[str, Any]) -> str | None:
-    """A word for those who see the baseline win there."""
+def _ece_remark(model: dict[str, Any], baseline: dict[str, Any]) -> str | None:
+    """An explanation for the case that the baseline has the smaller ECE."""
     if winner("ece", model.get("ece"), baseline.get("ece")) != "baseline":
         return None
-    return " One and the same guess for every row is calibrated by its making: a small ECE alone is no merit."
+    return " A constant prediction is calibrated by construction, so a small ECE alone does not mean a good model."
