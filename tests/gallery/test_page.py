@@ -161,7 +161,7 @@ def test_a_picture_that_fails_leaves_everything_as_it_was(tmp_path, monkeypatch)
     assert (tmp_path / "one.svg").read_text() == "old"
     (tmp_path / "file").write_text("")
     assert "cannot be written to" in CliRunner().invoke(app, ["gallery", "--out", str(tmp_path / "file" / "in")]).output
-    assert "names a folder" in CliRunner().invoke(app, ["gallery", "--out", str(tmp_path / "file")]).output
+    assert "must be a directory" in CliRunner().invoke(app, ["gallery", "--out", str(tmp_path / "file")]).output
 
 
 def test_help_is_quick_to_import():

@@ -88,13 +88,13 @@ def _coefficient(name: str, mean: float, std: float, span: tuple[float, float]) 
         tag("path", d=f"M{ends[0]:.2f} 10H{ends[1]:.2f}", class_=f"line {css_class}"),
         tag("path", d=f"M{middle:.2f} 10h0", class_=f"dots {css_class}"),
     ]
-    interval = tag("svg", marks, viewBox="0 0 100 20", preserveAspectRatio="none", aria_hidden="true")
+    drawing = tag("svg", marks, viewBox="0 0 100 20", preserveAspectRatio="none", aria_hidden="true")
     mean_text, std_text = mean_and_std(mean, std)
     value = join(tag("span", mean_text), tag("span", f" ± {std_text}", class_="std"))
     return tag(
         "tr",
         tag("th", user_text(name, 60), scope="row"),
-        tag("td", interval, class_="plot"),
+        tag("td", drawing, class_="plot"),
         tag("td", value, class_="number"),
     )
 
