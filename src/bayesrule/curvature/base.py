@@ -8,89 +8,150 @@ from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
+from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
+from ..objectives.objective import Objective
 from ..points.base import Points
-from .average import accumulated, averaged
-from .linear_outputs import Outputs
+from .average import average_over_points, measure_in_parts
+from .linear_outputs import OutputPoints
 from .measurement import Measurement
 
 
 class Curvature(eqx.Module):
-    """What is measured at each point; the average over the points stands for E_q."""
+    """What is measured of the loss: its gradient always, and an approximation of its Hessian for most Gaussians.
+
+    To write your own, derive from `Pointwise` if it is measured at one θ at a time, else from this class and implement
+    `measure`. Set `serves`, so that the rule can be checked when it is built, and `meaning`, which is printed.
+    """
 
     serves: ClassVar[frozenset[str]] = frozenset()
-    """The structures of precision that it can fill."""
+    """The names of the structures of precision (`Structure.name`) that its curvature can fill; "none" where it measures
+    the gradient alone. Empty for a measurement in μ, which takes an exponential family instead."""
     approximation: ClassVar[str] = ""
+    """How Table 1 names what it does to the natural gradient; empty if it is exact."""
     meaning: ClassVar[str] = ""
+    """The line beside it in a printed rule."""
     slack: ClassVar[float] = 0.0
-    """The nats by which a good step may seem to worsen the loss, because what is measured at a finite
-    number of points is not quite the derivative of the loss at those points."""
-
+    """The nats by which a good step may seem to worsen the loss, because the average over a finite number of points of
+    what is measured is not quite the derivative of the average loss at those points. A guard allows that much."""
     remembers: ClassVar[bool] = False
-    """Whether what it measured before is a part of what it measures now."""
+    """Whether a measurement depends on earlier ones through `aux` (`Sites`). Then the guard's measurement at a new q
+    cannot serve as the next step's."""
 
     @abstractmethod
     def measure(
-        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
-        """E_q ℓ and its derivatives, for the data's part of the objective."""
+        """Measure E_q ℓ and its derivatives, for the data's part of the objective.
 
-    def first(self, objective: Any, q: Any) -> PyTree:
-        """What the state carries along before the first step: the objective's own."""
+        Called once in every step (for a mixture, once for each component), and by guards at the q that they consider.
+        The regularizer is not to be measured: the rule adds its exact derivatives.
+
+        Args:
+            objective: What is measured.
+            q: The member at which to measure: a Gaussian with a structure that this `serves`, or an exponential family.
+            points: Where the loss is evaluated; `points.at(q, key)` or `points.outputs(…)`.
+            batch: The examples, or None for a plain function.
+            aux: What the state carries along.
+            key: A key if the points or the loss are random (see `split_key`), else None.
+
+        Returns:
+            The measurement, in the terms that `q.moved` takes.
+        """
+
+    def initial_aux(self, objective: AbstractObjective | None, q: Any) -> PyTree:
+        """What the state carries before the first step: by default the objective's own aux. Called by `rule.init`."""
         return None if objective is None else objective.aux
 
-    def carried(self, objective: Any, before: PyTree, seen: PyTree, rate: Any) -> PyTree:
-        """What the state carries on after a step that moved λ by `rate` of the way."""
-        return seen
+    def updated_aux(self, objective: AbstractObjective, before: PyTree, measured: PyTree, rate: Any) -> PyTree:
+        """What the state carries after a step.
+
+        Args:
+            objective: What was measured.
+            before: What the state carried during the step.
+            measured: The measurement's `aux`.
+            rate: The part of the way that λ moved, ρ times what the guard left of it.
+
+        Returns:
+            By default the measurement's aux as it is.
+        """
+        return measured
 
 
-def keys(points: Points, objective: AbstractObjective, key: Any) -> tuple[Any, Any]:
-    """Keys for the points and for the loss, split only where both are random."""
+def split_key(points: Points, objective: AbstractObjective, key: Key | None) -> tuple[Key | None, Key | None]:
+    """Keys for the points and for the loss: a step's key is split where both are random, and goes to one where not."""
     if key is None:
         return None, None
     if points.random and objective.random:
-        first, second = jax.random.split(key)
-        return first, second
+        point_key, loss_key = jax.random.split(key)
+        return point_key, loss_key
     return (key, None) if points.random else (None, key)
 
 
 class Pointwise(Curvature):
-    """A curvature that is measured point by point."""
+    """A curvature that is measured at one θ at a time, and averaged over the points."""
 
     slack: ClassVar[float] = 1e-3
     additive: ClassVar[bool] = True
-    """Whether it is a sum over examples, so that a batch may be measured in parts."""
+    """Whether the measurement at θ is a sum over examples, so that a batch may be measured in `Microbatches`."""
 
     @property
-    def linear(self) -> bool:
-        """Whether outputs that are linear in θ make it exact, and cheaper, in the outputs' space."""
+    def integrates_outputs(self) -> bool:
+        """Whether, for outputs that are linear in θ, it is measured in the outputs' space: exact there, and cheaper."""
         return False
 
     @abstractmethod
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
-        """What is measured at one θ."""
+        """Measure at one θ.
+
+        Called under `jax.vmap` for every point, or once where there is a single point.
+
+        Args:
+            objective, q, batch, aux: As in `measure`; the batch may be a part of the step's.
+            theta: The point.
+            key: A key for a random loss; every point gets the same one.
+
+        Returns:
+            The loss, its gradient in the shape of θ and a curvature in `q.structure`; `q.to_step_terms` then makes of
+            them what the family's step takes.
+        """
 
     def measure(
-        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
-        point_key, loss_key = keys(points, objective, key)
-        if self.linear and objective.has_linear_outputs:
-            objective = objective.separable(type(self).__name__)
-            line = objective.linearized(q.mean, batch, shared=q.structure.shares_features)
-            examples, scales = objective.examples(line)
-            center = line.outputs(q.mean)
-            outputs, weights = points.outputs(q, center, line.jacobian, point_key)
-            seen = Outputs.at(objective, q.mean, examples, scales, outputs, weights, line.jacobian)
-            return seen.measured(q.structure, self.middle(objective, q, seen, center), aux)
-        at = lambda t, part, aux, k: self.at(objective, q, t, part, aux, k)
+        point_key, loss_key = split_key(points, objective, key)
+        if self.integrates_outputs and objective.has_linear_outputs:
+            return self._measure_outputs(objective.separable(type(self).__name__), q, points, batch, aux, point_key)
+        at = lambda theta, part, aux, key: self.at(objective, q, theta, part, aux, key)
         if not self.additive:
-            return averaged(lambda t: at(t, batch, aux, loss_key), q, points, point_key)
-        return averaged(lambda t: accumulated(partial(at, t), batch, aux, loss_key), q, points, point_key)
+            return average_over_points(lambda theta: at(theta, batch, aux, loss_key), q, points, point_key)
+        in_parts = lambda theta: measure_in_parts(partial(at, theta), batch, aux, loss_key)
+        return average_over_points(in_parts, q, points, point_key)
 
-    def middle(self, objective: AbstractObjective, q: Any, seen: Outputs, center: Array) -> Array | None:
-        """E_q∇²_f ℓ for each example's outputs; None for the loss's own Hessian."""
+    def _measure_outputs(
+        self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
+    ) -> Measurement:
+        """Measure at points of every example's outputs f, which are Gaussian under q, instead of points of θ."""
+        linear = objective.linearized(q.mean, batch, shared=q.structure.shares_features)
+        examples, scales = objective.examples(linear)
+        center = linear.outputs(q.mean)
+        outputs, weights = points.outputs(q, center, linear.jacobian, key)
+        at_points = OutputPoints.evaluate(objective, q.mean, examples, scales, outputs, weights, linear.jacobian)
+        return at_points.to_measurement(q.structure, self.output_hessian(q, at_points, center), aux)
+
+    def output_hessian(self, q: Any, points: OutputPoints, center: Float[Array, "B K"]) -> Float[Array, "B K K"] | None:
+        """Estimate E_q∇²_f ℓ in every example's outputs f. Called only if `integrates_outputs`.
+
+        Args:
+            q: The Gaussian.
+            points: The outputs' points, and the loss and its gradient in f there.
+            center: The outputs at the mean of q.
+
+        Returns:
+            A symmetric matrix for each example; None for the average of the loss's own Hessian.
+        """
         return None

@@ -1,4 +1,10 @@
-"""Gauss–Newton approximations of the Hessian: sums of per-example squares, and the generalised form."""
+"""Gauss–Newton approximations of the Hessian: sums of per-example squares, and the generalised form.
+
+Both are sums over examples, Σᵢ JᵢᵀMᵢJᵢ: for the squares Jᵢ = ∇ℓᵢᵀ and Mᵢ = 1; for the generalised form Jᵢ is the
+outputs' Jacobian and Mᵢ the loss's Hessian in the outputs. The structure of q picks the form in which the sum is
+computed (`Structure.gauss_newton`): its diagonal alone, two Kronecker factors for each layer, or from every example's
+Jacobian.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +18,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from ..families.gaussian.precision import Structure
 from ..numerics.linalg import root_rows
+from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
-from ..objectives.objective import Objective
 from .base import Pointwise
-from .gradient import sloped
-from .linear_outputs import Outputs, broadcast_rows
+from .gradient import value_and_gradient
+from .linear_outputs import OutputPoints, broadcast_rows
 from .measurement import Measurement
 from .per_example import Kronecker, kronecker_factors, pulled_squares, second_moments, ways
 
@@ -25,8 +32,8 @@ from .per_example import Kronecker, kronecker_factors, pulled_squares, second_mo
 class GaussNewton(Pointwise):
     """Per-example squared gradients, N/M Σᵢ ∇ℓᵢ∇ℓᵢᵀ (`eq:OGN_approx`).
 
-    For a diagonal (and for Kronecker factors) the gradients of single examples are never made where a parameter
-    enters through a matrix product or a convolution; `ways` says how each parameter's squares are found.
+    For a diagonal (and for Kronecker factors) the gradients of single examples are never formed where a parameter
+    enters through a matrix product or a convolution; `ways` says how each parameter's squares are computed.
     """
 
     serves: ClassVar[frozenset[str]] = frozenset({"diagonal", "full", "factored", "kronecker"})
@@ -35,37 +42,58 @@ class GaussNewton(Pointwise):
 
     @staticmethod
     def ways(objective: AbstractObjective, params: PyTree, batch: PyTree) -> dict[str, str]:
-        """How each parameter's squares are found: "product", "convolution", "bias", "scale", or "examples", the slower
-        way, where its gradient is made for every example (a few at a time)."""
+        """How each parameter's squares are computed, by its path in the parameters.
+
+        "product", "convolution", "bias" and "scale" take little more than the gradient. "examples" is slower: the
+        parameter's gradient is formed for every example, a few examples at a time.
+        """
         objective = objective.separable("GaussNewton")
         return ways(objective.example_loss, params, objective.examples(batch)[0])
 
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
-        objective = objective.separable("GaussNewton")
-        examples, scales = objective.examples(batch)
-        total = lambda values: jnp.sum(values * scales.astype(values.dtype))
-        if q.structure.name == "diagonal":
-            seen = second_moments(objective.example_loss, theta, examples, scales)
-            return Measurement(total(seen.values), seen.gradient, seen.squares, aux)
-        if q.structure.name == "kronecker":
-            found = kronecker_factors(objective.example_loss, theta, examples, scales)
-            curvature = _factors(q, theta, found.factors, jnp.sum(scales) / objective.size)
-            return Measurement(total(found.values), found.gradient, curvature, aux)
-        values, slopes = jax.vmap(lambda e: jax.value_and_grad(objective.example_loss)(theta, e))(examples)
-        value, slopes = jax.tree.map(lambda x: jnp.where(broadcast_rows(scales, x) == 0, 0.0, x), (values, slopes))
+        return q.structure.gauss_newton(_SquaredGradients(objective, q.structure, theta, batch, aux))
+
+
+class _SquaredGradients:
+    """Σᵢ ∇ℓᵢ∇ℓᵢᵀ at one θ, in the form that a structure asks for."""
+
+    def __init__(self, objective: AbstractObjective, structure: Structure, theta: PyTree, batch: PyTree, aux: PyTree):
+        self.objective, self.structure = objective.separable("GaussNewton"), structure
+        self.theta, self.aux = theta, aux
+        self.examples, self.scales = self.objective.examples(batch)
+
+    def diagonal(self) -> Measurement:
+        moments = second_moments(self.objective.example_loss, self.theta, self.examples, self.scales)
+        return Measurement(self._total(moments.values), moments.gradient, moments.squares, self.aux)
+
+    def kronecker(self, of_factors: Callable[[PyTree, PyTree], Any]) -> Measurement:
+        sums = kronecker_factors(self.objective.example_loss, self.theta, self.examples, self.scales)
+        share = jnp.sum(self.scales) / self.objective.size
+        curvature = of_factors(*_layer_factors(self.theta, sums.factors, share))
+        return Measurement(self._total(sums.values), sums.gradient, curvature, self.aux)
+
+    def sandwich(self) -> Measurement:
+        scales, loss_and_gradient = self.scales, jax.value_and_grad(self.objective.example_loss)
+        values, slopes = jax.vmap(lambda example: loss_and_gradient(self.theta, example))(self.examples)
+        # An example of zero weight is left out even if its loss is not a number.
+        values, slopes = jax.tree.map(lambda x: jnp.where(broadcast_rows(scales, x) == 0, 0.0, x), (values, slopes))
         gradient = jax.tree.map(lambda g: jnp.tensordot(scales.astype(g.dtype), g, axes=1), slopes)
         rows = jax.tree.map(lambda g: g[:, None], slopes)
-        curvature = q.structure.of_sandwich(rows, scales.astype(value.dtype)[:, None, None])
-        return Measurement(jnp.sum(value * scales), gradient, curvature, aux)
+        curvature = self.structure.of_sandwich(rows, scales.astype(values.dtype)[:, None, None])
+        return Measurement(jnp.sum(values * scales), gradient, curvature, self.aux)
+
+    def _total(self, values: Array) -> Array:
+        return jnp.sum(values * self.scales.astype(values.dtype))
 
 
 class GeneralizedGaussNewton(Pointwise):
     """N/M Σᵢ JᵢᵀΛᵢJᵢ with the outputs' Jacobian Jᵢ and the loss's Hessian in the output Λᵢ.
 
-    `fisher(output)` gives another Λ: the Fisher information of a likelihood p(y | output), which makes
-    the rule Amari's natural gradient of maximum likelihood (section 2.1).
+    Args:
+        fisher: `fisher(output)` gives another Λ: the Fisher information of a likelihood p(y | output), which makes
+            the rule Amari's natural gradient of maximum likelihood (section 2.1).
     """
 
     fisher: Callable[[Any], Any] | None = eqx.field(static=True, default=None)
@@ -74,52 +102,81 @@ class GeneralizedGaussNewton(Pointwise):
     meaning: ClassVar[str] = "∇²ℓ̄ ≈ N/M Σᵢ Jᵢᵀ ∇²_f ℓᵢ Jᵢ (section 4.4)"
 
     @property
-    def linear(self) -> bool:
+    def integrates_outputs(self) -> bool:
         return self.fisher is None
 
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
-        objective = objective.separable("GeneralizedGaussNewton")
-        examples, scales = objective.examples(batch)
-        if q.structure.name in ("diagonal", "kronecker"):
-            return self._by_columns(objective, q, theta, batch, aux, examples, scales)
-        outputs, jacobian = objective.outputs(theta, examples)[None], objective.jacobians(theta, examples)
-        seen = Outputs.at(objective, theta, examples, scales, outputs, jnp.ones(1), jacobian)
-        middle = None
-        if self.fisher is not None:
-            fisher = self.fisher
-            middle = jax.vmap(lambda f: jnp.reshape(fisher(f), (f.size, f.size)))(outputs[0])
-        return seen.measured(q.structure, middle, aux)
-
-    def _by_columns(
-        self, objective: Objective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, examples: PyTree, scales: Array
-    ) -> Measurement:
-        """From Λ = Σ_r c_r c_rᵀ: the squares of Jᵀc_r, without a Jacobian for each example."""
-        loss = objective.output_loss(theta, examples)
-
-        def columns(output: Array, example: PyTree) -> Array:
-            middle = jax.hessian(loss)(output, example[1]) if self.fisher is None else self.fisher(output)
-            return root_rows(jnp.reshape(middle, (1, output.size, output.size)))[0]
-
-        apply = lambda t, example: objective.outputs(t, jax.tree.map(lambda x: x[None], example))[0]
-        measured = sloped(objective, theta, batch, aux, None)
-        if q.structure.name == "diagonal":
-            scaled = lambda f, pair: jnp.sqrt(pair[1]).astype(f.dtype) * columns(f, pair[0])
-            curvature = pulled_squares(lambda t, pair: apply(t, pair[0]), theta, (examples, scales), scaled)[1]
-        else:
-            found = kronecker_factors(apply, theta, examples, scales, columns)
-            curvature = _factors(q, theta, found.factors, jnp.sum(scales) / objective.size)
-        return dataclasses.replace(measured, curvature=curvature)
+        return q.structure.gauss_newton(_OutputHessians(objective, q.structure, theta, batch, aux, self.fisher))
 
     def __repr__(self) -> str:
         return f"GeneralizedGaussNewton({'' if self.fisher is None else 'fisher=…'})"
 
 
-def _factors(q: Any, theta: PyTree, factors: PyTree, share: Array) -> Any:
-    """The layers' factors as a KroneckerGaussian holds them: inputs by outputs.
+class _OutputHessians:
+    """Σᵢ JᵢᵀΛᵢJᵢ at one θ, in the form that a structure asks for."""
 
-    `share` is what the batch's weights add up to over N, so that a batch's factors are the sum of its parts'.
+    def __init__(
+        self,
+        objective: AbstractObjective,
+        structure: Structure,
+        theta: PyTree,
+        batch: PyTree,
+        aux: PyTree,
+        fisher: Callable[[Any], Any] | None,
+    ):
+        self.objective, self.structure = objective.separable("GeneralizedGaussNewton"), structure
+        self.theta, self.batch, self.aux, self.fisher = theta, batch, aux, fisher
+        self.examples, self.scales = self.objective.examples(batch)
+
+    def diagonal(self) -> Measurement:
+        columns = self._root_columns()
+        measured = value_and_gradient(self.objective, self.theta, self.batch, self.aux, None)
+        scaled = lambda output, pair: jnp.sqrt(pair[1]).astype(output.dtype) * columns(output, pair[0])
+        output = lambda theta, pair: self._output(theta, pair[0])
+        squares = pulled_squares(output, self.theta, (self.examples, self.scales), scaled)[1]
+        return dataclasses.replace(measured, curvature=squares)
+
+    def kronecker(self, of_factors: Callable[[PyTree, PyTree], Any]) -> Measurement:
+        columns = self._root_columns()
+        measured = value_and_gradient(self.objective, self.theta, self.batch, self.aux, None)
+        sums = kronecker_factors(self._output, self.theta, self.examples, self.scales, columns)
+        share = jnp.sum(self.scales) / self.objective.size
+        return dataclasses.replace(measured, curvature=of_factors(*_layer_factors(self.theta, sums.factors, share)))
+
+    def sandwich(self) -> Measurement:
+        outputs = self.objective.outputs(self.theta, self.examples)[None]
+        jacobian = self.objective.jacobians(self.theta, self.examples)
+        points = OutputPoints.evaluate(
+            self.objective, self.theta, self.examples, self.scales, outputs, jnp.ones(1), jacobian
+        )
+        output_hessian, fisher = None, self.fisher
+        if fisher is not None:
+            output_hessian = jax.vmap(lambda f: jnp.reshape(fisher(f), (f.size, f.size)))(outputs[0])
+        return points.to_measurement(self.structure, output_hessian, self.aux)
+
+    def _root_columns(self) -> Callable[[Array, PyTree], Array]:
+        """The columns c_r of a square root of one example's Λ = Σ_r c_r c_rᵀ, as a function of its output.
+
+        With them JᵀΛJ = Σ_r (Jᵀc_r)(Jᵀc_r)ᵀ is a sum of squares, and takes no Jacobian for each example.
+        """
+        loss = self.objective.output_loss(self.theta, self.examples)
+
+        def columns(output: Array, example: PyTree) -> Array:
+            output_hessian = jax.hessian(loss)(output, example[1]) if self.fisher is None else self.fisher(output)
+            return root_rows(jnp.reshape(output_hessian, (1, output.size, output.size)))[0]
+
+        return columns
+
+    def _output(self, theta: PyTree, example: PyTree) -> Array:
+        return self.objective.outputs(theta, jax.tree.map(lambda x: x[None], example))[0]
+
+
+def _layer_factors(theta: PyTree, factors: PyTree, share: Array) -> tuple[PyTree, PyTree]:
+    """Every layer's two factors, of its inputs and of its outputs, as trees like θ.
+
+    `share` is the sum of the batch's weights over N, so that a batch's factors are the sum of its parts'.
     """
 
     def sides(path: Any, leaf: Array, factor: Kronecker) -> tuple[Array, Array]:
@@ -137,4 +194,5 @@ def _factors(q: Any, theta: PyTree, factors: PyTree, share: Array) -> Any:
     treedef = jax.tree.structure(theta)
     paths = jax.tree_util.tree_leaves_with_path(theta)
     pairs = [sides(p, x, f) for (p, x), f in zip(paths, jax.tree.leaves(factors, is_leaf=is_factor), strict=True)]
-    return q.structure.of_factors(*(jax.tree.unflatten(treedef, [pair[i] for pair in pairs]) for i in (0, 1)))
+    inputs, outputs = (jax.tree.unflatten(treedef, [pair[i] for pair in pairs]) for i in (0, 1))
+    return inputs, outputs

@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..points.base import Exact, Points
-from .average import accumulated, averaged
-from .base import Curvature, Pointwise, keys
+from .average import average_over_points, measure_in_parts
+from .base import Curvature, Pointwise, split_key
 from .measurement import Measurement
 
 
@@ -23,26 +24,29 @@ class Gradient(Curvature):
     meaning: ClassVar[str] = "the gradient only"
 
     def measure(
-        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
         if isinstance(points, Exact):
-            here = jax.tree.map(jnp.zeros_like, q.expectation())
-            at = lambda shift: objective.expected(q, shift, batch, aux, key)
-            (value, aux), slope = jax.value_and_grad(at, has_aux=True)(here)
+            zero = jax.tree.map(jnp.zeros_like, q.expectation())
+            expected = lambda shift: objective.expected(q, shift, batch, aux, key)
+            (value, aux), slope = jax.value_and_grad(expected, has_aux=True)(zero)
             gradient, curvature = q.derivatives(q._symmetric(slope))
             return Measurement(value, gradient, curvature, aux)
-        point_key, loss_key = keys(points, objective, key)
-        return averaged(lambda t: sloped(objective, t, batch, aux, loss_key), q, points, point_key)
+        point_key, loss_key = split_key(points, objective, key)
+        at = lambda theta: value_and_gradient(objective, theta, batch, aux, loss_key)
+        return average_over_points(at, q, points, point_key)
 
 
-def sloped(objective: AbstractObjective, theta: PyTree, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
-    """The data's loss at θ and its gradient."""
+def value_and_gradient(
+    objective: AbstractObjective, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
+) -> Measurement:
+    """Measure the data's loss at θ and its gradient there, a part of the batch at a time if it has parts."""
 
-    def measure(part: PyTree, aux: PyTree, key: Any) -> Measurement:
+    def measure(part: PyTree, aux: PyTree, key: Key | None) -> Measurement:
         (value, aux), gradient = jax.value_and_grad(objective.data, has_aux=True)(theta, part, aux, key)
         return Measurement(value, gradient, None, aux)
 
-    return accumulated(measure, batch, aux, key)
+    return measure_in_parts(measure, batch, aux, key)
 
 
 class SquaredGradient(Pointwise):
@@ -54,8 +58,8 @@ class SquaredGradient(Pointwise):
     additive: ClassVar[bool] = False
 
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
-        measured = sloped(objective, theta, batch, aux, key)
+        measured = value_and_gradient(objective, theta, batch, aux, key)
         squares = jax.tree.map(lambda g: jnp.asarray(1 / objective.size, g.dtype) * g**2, measured.gradient)
         return dataclasses.replace(measured, curvature=squares)

@@ -8,12 +8,13 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
+from ..numerics.random import Key
 from ..numerics.trees import ravel, slope_diagonal, unravel
 from ..objectives.base import AbstractObjective
 from .base import Pointwise
-from .gradient import sloped
+from .gradient import value_and_gradient
 from .measurement import Measurement
 
 
@@ -24,51 +25,56 @@ class Hessian(Pointwise):
     meaning: ClassVar[str] = "the Hessian ∇²ℓ̄ (Bonnet and Price, app:bp)"
 
     @property
-    def linear(self) -> bool:
+    def integrates_outputs(self) -> bool:
         return True
 
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
-        measured = sloped(objective, theta, batch, aux, key)
-        matrix = jax.jacfwd(lambda v: _flat_slope(objective, v, theta, batch, aux, key))(ravel(theta))
-        return dataclasses.replace(measured, curvature=q.structure.of_matrix(matrix, theta))
+        measured = value_and_gradient(objective, theta, batch, aux, key)
+        gradient = lambda vector: _ravelled_gradient(objective, vector, theta, batch, aux, key)
+        return dataclasses.replace(measured, curvature=q.structure.hessian(gradient, theta))
 
 
-def _flat_slope(
-    objective: AbstractObjective, vector: Array, like: PyTree, batch: PyTree, aux: PyTree, key: Any
-) -> Array:
+def _ravelled_gradient(
+    objective: AbstractObjective, vector: Array, like: PyTree, batch: PyTree, aux: PyTree, key: Key | None
+) -> Float[Array, " P"]:
+    """The gradient of the data's loss as a vector, at a ravelled θ with the shapes of `like`."""
     theta = unravel(vector, like)
     return ravel(jax.grad(lambda t: objective.data(t, batch, aux, key)[0])(theta))
 
 
 class HessianDiagonal(Pointwise):
-    """The exact diagonal of the Hessian; `absolute=True` sums |∇²_j ℓᵢ| instead (`eq:dhess_update`)."""
+    """The exact diagonal of the Hessian; `absolute=True` sums |∇²_j ℓᵢ| over the examples instead (`eq:dhess_update`).
+
+    Of a plain function, which has no examples, `absolute=True` takes the absolute value of the diagonal.
+    """
 
     absolute: bool = eqx.field(static=True, default=False)
     serves: ClassVar[frozenset[str]] = frozenset({"diagonal"})
     meaning: ClassVar[str] = "the Hessian's diagonal"
 
     @property
-    def linear(self) -> bool:
+    def integrates_outputs(self) -> bool:
         return not self.absolute
 
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
-        measured = sloped(objective, theta, batch, aux, key)
+        measured = value_and_gradient(objective, theta, batch, aux, key)
         if not self.absolute or not objective.takes_data:
-            diagonal = slope_diagonal(lambda v: _flat_slope(objective, v, theta, batch, aux, key), ravel(theta))
+            gradient = lambda vector: _ravelled_gradient(objective, vector, theta, batch, aux, key)
+            diagonal = slope_diagonal(gradient, ravel(theta))
             diagonal = jnp.abs(diagonal) if self.absolute else diagonal
         else:
             separable = objective.separable("HessianDiagonal(absolute=True)")
             examples, scales = separable.examples(batch)
 
-            def of_one(example: PyTree) -> Array:
-                slope = jax.grad(lambda v: separable.example_loss(unravel(v, theta), example))
-                return jnp.abs(slope_diagonal(slope, ravel(theta)))
+            def absolute_diagonal(example: PyTree) -> Array:
+                gradient = jax.grad(lambda vector: separable.example_loss(unravel(vector, theta), example))
+                return jnp.abs(slope_diagonal(gradient, ravel(theta)))
 
-            diagonal = scales @ jax.vmap(of_one)(examples)
+            diagonal = scales @ jax.vmap(absolute_diagonal)(examples)
         return dataclasses.replace(measured, curvature=unravel(diagonal, theta))
 
     def __repr__(self) -> str:

@@ -9,14 +9,16 @@ from jaxtyping import Array, PyTree
 
 
 class Measurement(eqx.Module):
-    """E_q of the data's loss and of its derivatives, in the terms that `q.moved` takes.
-
-    `latent_correction` is the same of −log q(z | θ), where θ is drawn by way of a latent z (a mixture's component, a
-    Student-t's scale): the step adds it, times its temperature.
-    """
+    """E_q of the data's loss and of its derivatives, in the terms that `q.moved` takes, without the regularizer."""
 
     value: Array
+    """E_q ℓ, the data's part of the objective."""
     gradient: PyTree
+    """E_q∇ℓ in the shape of θ for a Gaussian, ∇_μ E_q ℓ in the shape of μ for another exponential family."""
     curvature: Any
+    """E_q∇²ℓ as the structure of q holds it; None where q holds none."""
     aux: PyTree = None
+    """What the loss returned to carry along in the state, such as batch statistics."""
     latent_correction: Measurement | None = None
+    """The same of −log q(z | θ), where θ is drawn by way of a latent z (a mixture's component, a Student-t's scale).
+    The step adds it, times its temperature."""

@@ -7,14 +7,15 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
-from ..families.gaussian.precision import Structure
+from ..numerics.random import Key
+from ..numerics.trees import average_leaves
 from ..objectives.base import AbstractObjective
 from ..points.base import Points
 from ..points.quadrature import Enumeration
 from ..points.sampling import MonteCarlo
-from .base import Curvature, keys
+from .base import Curvature, split_key
 from .measurement import Measurement
 
 
@@ -25,15 +26,15 @@ class Reparameterized(Curvature):
     meaning: ClassVar[str] = "F(λ)⁻¹∇_λ of the loss at samples θ(λ)"
 
     def measure(
-        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
-        point_key, loss_key = keys(points, objective, key)
+        point_key, loss_key = split_key(points, objective, key)
 
         def expected(natural: PyTree) -> tuple[Array, PyTree]:
-            spots = points.at(q.with_natural(natural), point_key)
-            values, new = jax.vmap(lambda t: objective.data(t, batch, aux, loss_key))(spots.theta)
-            average = Structure().average((values, new), spots.weights)
-            return average[0], average[1]
+            point_set = points.at(q.with_natural(natural), point_key)
+            values, new_aux = jax.vmap(lambda t: objective.data(t, batch, aux, loss_key))(point_set.theta)
+            value, new_aux = average_leaves((values, new_aux), point_set.weights)
+            return value, new_aux
 
         (value, aux), slope = jax.value_and_grad(expected, has_aux=True)(q.natural())
         gradient, curvature = q.derivatives(q.to_natural_gradient(q._symmetric(slope)))
@@ -43,37 +44,43 @@ class Reparameterized(Curvature):
 class Score(Curvature):
     r"""∇_μ E_q ℓ without derivatives of ℓ: $F^{-1}\mathrm{Cov}_q(T, ℓ)$, as natural evolution strategies.
 
-    With `baseline` each draw is compared with the mean of the *other* draws, which keeps the estimate
-    unbiased. With `Enumeration` points it is exact.
+    With `Enumeration` points it is exact.
+
+    Args:
+        baseline: Whether each draw is compared with the mean of the *other* draws, which keeps the estimate unbiased
+            and lowers its variance.
     """
 
     baseline: bool = eqx.field(static=True, default=True)
     meaning: ClassVar[str] = "F⁻¹Cov_q(T, ℓ̄), no derivatives of the loss"
 
     def measure(
-        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
-        point_key, loss_key = keys(points, objective, key)
-        spots = points.at(q, point_key)
-        values, new = jax.vmap(lambda t: objective.data(t, batch, aux, loss_key))(spots.theta)
-        weights = spots.weights.astype(values.dtype)
+        point_key, loss_key = split_key(points, objective, key)
+        point_set = points.at(q, point_key)
+        values, new_aux = jax.vmap(lambda t: objective.data(t, batch, aux, loss_key))(point_set.theta)
+        weights = point_set.weights.astype(values.dtype)
         if isinstance(points, Enumeration):
-            gradient, curvature = q.derivatives(q.enumerated_gradient(values, spots.theta))
+            gradient, curvature = q.derivatives(q.enumerated_gradient(values, point_set.theta))
             return Measurement(jnp.sum(weights * values), gradient, curvature, aux)
-        advantage = self._compared(values, weights, points)
-        excess = jax.tree.map(lambda t, m: t - m, q.statistics(spots.theta), q.expectation())
+        advantage = self._advantage(values, weights, points)
+        excess = jax.tree.map(lambda t, m: t - m, q.statistics(point_set.theta), q.expectation())
         covariance = jax.tree.map(lambda e: jnp.tensordot(weights * advantage, e, axes=1), excess)
-        average = Structure().average((values, new), weights)
+        value, new_aux = average_leaves((values, new_aux), weights)
         gradient, curvature = q.derivatives(q.to_natural_gradient(covariance))
-        return Measurement(average[0], gradient, curvature, average[1])
+        return Measurement(value, gradient, curvature, new_aux)
 
-    def _compared(self, values: Array, weights: Array, points: Points) -> Array:
+    def _advantage(self, values: Float[Array, " S"], weights: Float[Array, " S"], points: Points) -> Float[Array, " S"]:
+        """Every point's loss less its baseline: the mean over the draws that are independent of it.
+
+        Those are all other draws, or all other pairs where draws are antithetic.
+        """
         if not self.baseline:
             return values
         if not isinstance(points, MonteCarlo):
             return values - jnp.sum(weights * values)
-        # The mean over the draws that are independent of this one: all others, or all other pairs.
         count = values.size
         own = values + jnp.roll(values, count // 2) if points.antithetic else values
-        left = count - (2 if points.antithetic else 1)
-        return values - (jnp.sum(values) - own) / left if left else values
+        others = count - (2 if points.antithetic else 1)
+        return values - (jnp.sum(values) - own) / others if others else values

@@ -7,13 +7,13 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
-from ..numerics.trees import ravel
+from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from .base import Pointwise
-from .gradient import sloped
-from .linear_outputs import Outputs
+from .gradient import value_and_gradient
+from .linear_outputs import OutputPoints
 from .measurement import Measurement
 
 
@@ -26,31 +26,30 @@ class Stein(Pointwise):
     slack: ClassVar[float] = 0.0
 
     @property
-    def linear(self) -> bool:
+    def integrates_outputs(self) -> bool:
         return True
 
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Any
+        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
-        measured = sloped(objective, theta, batch, aux, key)
-        tilted = q.times(jax.tree.map(jnp.subtract, theta, q.mean))
-        if q.structure.name == "diagonal":
-            curvature = jax.tree.map(jnp.multiply, tilted, measured.gradient)
-        else:
-            outer = ravel(tilted)[:, None] * ravel(measured.gradient)[None, :]
-            curvature = q.structure.of_matrix(outer, theta)
-        return dataclasses.replace(measured, curvature=curvature)
+        measured = value_and_gradient(objective, theta, batch, aux, key)
+        scaled_deviation = q.times(jax.tree.map(jnp.subtract, theta, q.mean))
+        return dataclasses.replace(measured, curvature=q.structure.outer(scaled_deviation, measured.gradient))
 
-    def middle(self, objective: AbstractObjective, q: Any, seen: Outputs, center: Array) -> Array | None:
-        """Cov(f)⁻¹ E[(f − E f)∇_f ℓᵀ], symmetrised; the Hessian itself where an output does not vary."""
-        covariance = q.output_covariance(seen.jacobian)
+    def output_hessian(self, q: Any, points: OutputPoints, center: Float[Array, "B K"]) -> Float[Array, "B K K"]:
+        """Cov(f)⁻¹ E[(f − E f)∇_f ℓᵀ], symmetrised; the Hessian itself for an example whose outputs do not vary.
+
+        The identity divides by the outputs' covariance, which is zero for an example with x = 0 and singular where
+        outputs depend on each other: the first takes the Hessian at the center, the second a small ridge.
+        """
+        covariance = q.output_covariance(points.jacobian)
         size = center.shape[1]
-        cross = seen.expected((seen.outputs - center)[..., :, None] * seen.slopes[..., None, :])
-        epsilon, spread = jnp.finfo(center.dtype).eps, jnp.trace(covariance, axis1=1, axis2=2)
-        still = spread <= epsilon * jnp.max(spread)
+        cross = points.expected((points.outputs - center)[..., :, None] * points.slopes[..., None, :])
+        epsilon, total_variance = jnp.finfo(center.dtype).eps, jnp.trace(covariance, axis1=1, axis2=2)
+        is_constant = (total_variance <= epsilon * jnp.max(total_variance))[:, None, None]
         identity = jnp.eye(size, dtype=center.dtype)
-        ridge = 0.0 if size == 1 else 8 * size * epsilon * spread[:, None, None] * identity  # dependent outputs
-        safe = jnp.asarray(jnp.where(still[:, None, None], identity, covariance + ridge))
-        stein = cross / safe if size == 1 else jnp.linalg.solve(safe, cross)
-        fixed = jax.vmap(jax.hessian(seen.loss))(center, seen.examples[1])
-        return jnp.asarray(jnp.where(still[:, None, None], fixed, 0.5 * (stein + jnp.swapaxes(stein, 1, 2))))
+        ridge = 0.0 if size == 1 else 8 * size * epsilon * total_variance[:, None, None] * identity
+        divisor = jnp.asarray(jnp.where(is_constant, identity, covariance + ridge))
+        estimate = cross / divisor if size == 1 else jnp.linalg.solve(divisor, cross)
+        at_center = jax.vmap(jax.hessian(points.loss))(center, points.examples[1])
+        return jnp.asarray(jnp.where(is_constant, at_center, 0.5 * (estimate + jnp.swapaxes(estimate, 1, 2))))

@@ -29,7 +29,7 @@ class Sites(Curvature):
     meaning: ClassVar[str] = "∇_μ E_q log f of every factor and row, each kept (eq:blr_local)"
     remembers: ClassVar[bool] = True
 
-    def first(self, objective: Any, q: Any) -> PyTree:
+    def initial_aux(self, objective: Any, q: Any) -> PyTree:
         """No site has been looked at yet, and what q starts from is all there is."""
         if not isinstance(objective, Model):
             raise ValueError("Sites() keeps the messages of a model's factors: give a blr.Model, or use Gradient().")
@@ -69,13 +69,13 @@ class Sites(Curvature):
         gradient, curvature = q.derivatives(jax.tree.map(jnp.negative, total))
         return Measurement(value, gradient, curvature, {"fresh": fresh, "rows": rows.index})
 
-    def carried(self, objective: Any, before: PyTree, seen: PyTree, rate: Any) -> PyTree:
+    def updated_aux(self, objective: Any, before: PyTree, measured: PyTree, rate: Any) -> PyTree:
         """Every site that was looked at, moved as λ has been: by ρ of the way."""
         mixed = lambda old, new: old + jnp.asarray(rate, old.dtype) * (new - old)
         start = jax.tree.map(lambda x: (1 - jnp.asarray(rate, x.dtype)) * x, before["start"])
-        factors, index = {}, seen["rows"]
+        factors, index = {}, measured["rows"]
         for name, site in before["factors"].items():
-            moved = jax.tree.map(mixed, _picked(objective, name, site, index), seen["fresh"][name])
+            moved = jax.tree.map(mixed, _picked(objective, name, site, index), measured["fresh"][name])
             if index is not None and objective.per_row(objective.factors[name]):
                 moved = jax.tree.map(lambda whole, rows: whole.at[index].set(rows, mode="drop"), site, moved)
             factors[name] = moved

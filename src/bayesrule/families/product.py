@@ -8,13 +8,15 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ..numerics.random import Key
+from ..numerics.trees import ravel
 from ..steps.step import Step
 from .base import ExponentialFamily
 from .gaussian.base import GaussianFamily
-from .gaussian.precision import NONE, Structure
+from .gaussian.precision import DIAGONAL, NONE, GaussNewtonForms, Structure, T
 
 
 class BlockStructure(Structure):
@@ -31,22 +33,31 @@ class BlockStructure(Structure):
     def of_diagonal(self, diagonal: PyTree) -> dict[str, Any]:
         return {name: structure.of_diagonal(diagonal[name]) for name, structure in self.blocks.items()}
 
+    def of_matrix(self, matrix: Float[Array, "P P"], like: PyTree) -> dict[str, Any]:
+        ends = np.cumsum([0, *(ravel(like[name]).size for name in sorted(self.blocks))])  # θ ravels by sorted names
+        own = {name: slice(*ends[i : i + 2]) for i, name in enumerate(sorted(self.blocks))}
+        return {name: s.of_matrix(matrix[own[name], own[name]], like[name]) for name, s in self.blocks.items()}
+
     def of_sandwich(self, jacobian: PyTree, middle: Float[Array, "B K K"]) -> dict[str, Any]:
         return {name: structure.of_sandwich(jacobian[name], middle) for name, structure in self.blocks.items()}
+
+    def gauss_newton(self, forms: GaussNewtonForms[T]) -> T:
+        return DIAGONAL.gauss_newton(forms) if self.name == DIAGONAL.name else forms.sandwich()
 
 
 class Product(ExponentialFamily):
     r"""Independent blocks, $q(θ) = \prod_j q_j(θ_j)$; θ, λ and μ are dicts under the blocks' names.
 
-    $λ = (λ_j)$, $T = (T_j)$, $A(λ) = \sum_j A_j(λ_j)$; the Fisher is block-diagonal, so each block
-    moves by itself. The whole is one event: a block's batch axes are summed away.
+        $λ = (λ_j)$, $T = (T_j)$, $A(λ) = \sum_j A_j(λ_j)$; the Fisher is block-diagonal, so each block
+        moves by itself. The whole is one event: a block's batch axes are summed away.
 
-    >>> import jax.numpy as jnp
-    >>> from bayesrule.families.gamma import Gamma
-    >>> from bayesrule.families.discrete import Poisson
-    >>> q = Product({"rates": Gamma(2.0, jnp.array([1.0, 4.0])), "count": Poisson(3.0)})
-    >>> q.expectation()["rates"][1].tolist(), q.entropy().shape
-    ([2.0, 0.5], ())
+        >>> import jax.numpy as jnp
+    import numpy as np
+        >>> from bayesrule.families.gamma import Gamma
+        >>> from bayesrule.families.discrete import Poisson
+        >>> q = Product({"rates": Gamma(2.0, jnp.array([1.0, 4.0])), "count": Poisson(3.0)})
+        >>> q.expectation()["rates"][1].tolist(), q.entropy().shape
+        ([2.0, 0.5], ())
     """
 
     blocks: dict[str, ExponentialFamily]

@@ -74,3 +74,12 @@ def same_shape(tree: PyTree, like: PyTree, name: str) -> PyTree:
         f"The {name} has the structure {jax.tree.structure(tree)}, the mean {jax.tree.structure(like)}: "
         "give one number, or the same pytree as the mean."
     )
+
+
+def average_leaves(stack: PyTree, weights: Float[Array, " S"]) -> PyTree:
+    """Σ_s w_s x_s for every leaf, with s its leading axis; of a leaf of integers, which has no average, the first."""
+
+    def leaf(x: Array) -> Array:
+        return jnp.tensordot(weights.astype(x.dtype), x, axes=1) if jnp.issubdtype(x.dtype, jnp.inexact) else x[0]
+
+    return jax.tree.map(leaf, stack)

@@ -17,7 +17,7 @@ from ..families.base import ExponentialFamily, Family
 from ..families.gaussian.base import GaussianFamily
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.product import Product
-from ..numerics.trees import ravel, slope_diagonal, unravel, wide
+from ..numerics.trees import ravel, unravel, wide
 
 
 class Regularizer(eqx.Module):
@@ -215,11 +215,7 @@ class Penalty(Regularizer):
         def slope(vector: Array) -> Array:
             return ravel(jax.grad(self.function)(unravel(vector, q.mean)))
 
-        if q.structure.name == "none":
-            return gradient, None
-        if q.structure.name == "diagonal":
-            return gradient, unravel(slope_diagonal(slope, ravel(q.mean)), q.mean)
-        return gradient, q.structure.of_matrix(jax.jacfwd(slope)(ravel(q.mean)), q.mean)
+        return gradient, q.structure.hessian(slope, q.mean)
 
 
 def _gaussian(q: Any) -> Any:

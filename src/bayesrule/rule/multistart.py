@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ..curvature.average import plus
+from ..curvature.average import add_terms
 from ..curvature.measurement import Measurement
 from ..families.base import Family
 from ..families.start import Start
@@ -324,7 +324,7 @@ class Search(eqx.Module):
 def _total_derivatives(objective: AbstractObjective, q: Any, measured: Measurement) -> tuple[Array, Array, Array]:
     """ℓ̄ at a component, its gradient and its Hessian: the data's and the regularizer's."""
     added = q.from_gaussian_terms(*objective.regularizer.derivatives(q.gaussian))
-    gradient, hessian = plus(q, (measured.gradient, measured.curvature), added)
+    gradient, hessian = add_terms(q, (measured.gradient, measured.curvature), added)
     return measured.value + objective.regularizer.at_mean(q.gaussian), ravel(gradient), hessian
 
 

@@ -168,7 +168,7 @@ class Rule(eqx.Module):
         params = params if objective is None else objective.starting_point(params)
         q: Any = self.family.start(params, objective, at(self.steps.temperature, 0))
         check(self.family, self.points, self.curvature, self.steps, self.guard, q)
-        count, aux = jnp.zeros((), int), self.curvature.first(objective, q)
+        count, aux = jnp.zeros((), int), self.curvature.initial_aux(objective, q)
         if q.is_mixture:
             average, scale = q.each(lambda member: initial_accumulators(self, member, objective)[1:])
             return State(q, count, None, average, aux, scale, record)

@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ..curvature.average import plus, repelled
-from ..curvature.base import keys
+from ..curvature.average import add_terms, measure_latent_correction
+from ..curvature.base import split_key
 from ..curvature.measurement import Measurement
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
@@ -130,7 +130,7 @@ def update(
     guarded = rule.guard.take(origin, step, assess, limit)
     value = measured.value + _regularizer(rule, objective, q)
     previous = q if steps.momentum is not None else state.previous
-    aux = rule.curvature.carried(objective, state.aux, measured.aux, step.rate * guarded.fraction)
+    aux = rule.curvature.updated_aux(objective, state.aux, measured.aux, step.rate * guarded.fraction)
     after = State(guarded.q, state.count + 1, previous, average, aux, scale)
     if not request.checked:
         return after, None, guarded.measured  # pyright: ignore[reportReturnType]  # The caller asked for no Info.
@@ -187,9 +187,9 @@ def measure(
 def _with_correction(
     rule: Rule, objective: AbstractObjective, q: Any, measured: Measurement, key: Key | None, correction: Any
 ) -> Measurement:
-    point_key = keys(rule.points, objective, key)[0]
+    point_key = split_key(rule.points, objective, key)[0]
     return dataclasses.replace(
-        measured, latent_correction=repelled(correction, rule.curvature, q, rule.points, point_key)
+        measured, latent_correction=measure_latent_correction(correction, rule.curvature, q, rule.points, point_key)
     )
 
 
@@ -216,10 +216,10 @@ def form_step(
     temperature = jnp.asarray(at(steps.temperature, count), float) * (
         1.0 if temperature_scale is None else temperature_scale
     )
-    gradient, curvature = plus(state.q, (gradient, curvature), added)
+    gradient, curvature = add_terms(state.q, (gradient, curvature), added)
     if measured.latent_correction is not None:
         pull = _times(temperature, (measured.latent_correction.gradient, measured.latent_correction.curvature))
-        gradient, curvature = plus(state.q, (gradient, curvature), pull)
+        gradient, curvature = add_terms(state.q, (gradient, curvature), pull)
     if steps.average is not None and steps.average.over == "total":
         average, gradient = steps.average.updated(average, gradient, count, gate)
     rate, precision_rate = steps.rates_at(count, objective.size, temperature)

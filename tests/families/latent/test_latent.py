@@ -64,7 +64,9 @@ def test_skew_against_the_integral_over_u():
     def joint(u, theta):
         return 2 * stats.norm.pdf(u) * stats.multivariate_normal(PLACE + u * SKEW, COVARIANCE).pdf(theta)
 
-    pulled = jax.jit(lambda t: (LEANING.log_prob(t), LEANING.to_step_terms(jnp.ones(2), jnp.eye(2), t, None)[0]["skew"]))
+    pulled = jax.jit(
+        lambda t: (LEANING.log_prob(t), LEANING.to_step_terms(jnp.ones(2), jnp.eye(2), t, None)[0]["skew"])
+    )
     for theta in ([0.0, 0.0], [1.0, -2.0], [-1.0, 1.0]):
         density, _ = integrate.quad(joint, 0, np.inf, (theta,), epsabs=1e-14, epsrel=1e-12)
         push, _ = integrate.quad(lambda u, t: u * joint(u, t), 0, np.inf, (theta,), epsabs=1e-14, epsrel=1e-12)

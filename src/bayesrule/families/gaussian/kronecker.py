@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from ...numerics.trees import floating, ravel, unravel, wide
 from ...steps.step import Step
 from .base import GaussianFamily
-from .precision import Structure
+from .precision import GaussNewtonForms, Structure, T
 
 
 class KroneckerFactors(eqx.Module):
@@ -40,6 +40,15 @@ class KroneckerStructure(Structure):
 
     def of_matrix(self, matrix: Float[Array, "P P"], like: PyTree) -> PyTree:
         return self.of_diagonal(unravel(jnp.diagonal(matrix), like))
+
+    def of_sandwich(self, jacobian: PyTree, middle: Float[Array, "B K K"]) -> Any:
+        raise ValueError(
+            "A KroneckerGaussian's factors come from the inputs and slopes of a network's layers, which a Jacobian "
+            "does not show: leave linear=True out of the Objective."
+        )
+
+    def gauss_newton(self, forms: GaussNewtonForms[T]) -> T:
+        return forms.kronecker(self.of_factors)
 
     def add(self, first: KroneckerFactors, second: PyTree) -> KroneckerFactors:
         total = jax.tree.map(jnp.add, first.diagonal, second)

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ...numerics.random import Key
-from ...numerics.trees import ravel
+from ...numerics.trees import average_leaves
 from ...steps.step import Step
 from ..base import ExponentialFamily, Family
 from ..discrete import Categorical
@@ -108,7 +108,7 @@ class Mixture(Family):
 
     def average(self, tree: PyTree) -> PyTree:
         """Σ_k π_k x_k, for leaves with a leading axis of K."""
-        return Structure().average(tree, self.weights)
+        return average_leaves(tree, self.weights)
 
     def with_parts(self, components: Any, choice: Categorical) -> Self:
         """The mixture of other components and weights of the same kind."""
@@ -153,18 +153,14 @@ class Mixture(Family):
             )
         responsibilities = self.responsibilities(theta)
         slopes = self.each(lambda c: c.times(jax.tree.map(jnp.subtract, c.mean, theta)))
-        return responsibilities, slopes, Structure().average(slopes, responsibilities)
+        return responsibilities, slopes, average_leaves(slopes, responsibilities)
 
     def _precisions(self, theta: PyTree, structure: Structure) -> Any:
         return self.each(lambda c: c.prior_curvature(structure, theta))
 
     def _spread(self, weights: Array, slopes: PyTree, score: PyTree, structure: Structure) -> Any:
         """Σ_j r_j (d_j − d̄)(d_j − d̄)ᵀ = Σ_j r_j[A_jj − Σ_i r_i A_ij]: no difference of large numbers."""
-        apart = jax.tree.map(jnp.subtract, slopes, score)
-        if structure.name == "diagonal":
-            return structure.average(jax.tree.map(jnp.square, apart), weights)
-        flat = ravel(apart, 1)
-        return jnp.einsum("j,jp,jq->pq", weights.astype(flat.dtype), flat, flat)
+        return structure.outer_sum(jax.tree.map(jnp.subtract, slopes, score), weights)
 
     def repulsion(self, index: Int[Array, ""]) -> Responsibility:
         """−log r_k(θ): what keeps component k away from the others."""
@@ -233,8 +229,6 @@ class Responsibility(eqx.Module):
         responsibilities, slopes, score = self.mixture._slopes(theta)
         own = lambda tree: jax.tree.map(lambda x: x[self.index], tree)
         gradient = jax.tree.map(jnp.subtract, score, own(slopes))
-        if structure.name == "none":
-            return self(theta), gradient, None
         precisions = self.mixture._precisions(theta, structure)
         beside = jax.tree.map(lambda s: s[self.index] - s, precisions)
         spread = self.mixture._spread(responsibilities, slopes, score, structure)

@@ -120,12 +120,7 @@ class SpikeSlab(Family):
             raise ValueError("A SpikeSlab is looked at where some units are dropped: use Masks() points.")
         weights, slopes = factors
         weighted = jax.tree.map(lambda g, w: g * w.astype(g.dtype), gradient, weights)
-        if self.structure.name == "diagonal":
-            curvature = jax.tree.map(lambda h, w: h * w.astype(h.dtype), curvature, weights)
-        elif self.structure.name == "full":
-            curvature = curvature * self._pairs(weights).astype(curvature.dtype)
-        elif self.structure.name != "none":
-            raise ValueError("The slab of a SpikeSlab has a fixed, a diagonal or a full precision.")
+        curvature = self.structure.multiply_entries(curvature, weights, lambda: self._pairs(weights))
         if not self.learnt:
             return weighted, curvature
 
