@@ -36,6 +36,7 @@ _MODULES = {
     "factor_graph.sites": "Sites",
     "factor_graph.leave_one_out": "LeaveOneOut leave_one_out",
     "fitting.fit": "fit",
+    "fitting.reason": "Reason",
     "fitting.result": "Result save",
     "fitting.minima": "Minimum",
     "fitting.predict": "predict",

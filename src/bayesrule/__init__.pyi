@@ -51,6 +51,7 @@ from .fitting.empirical_bayes import tuned as tuned
 from .fitting.fit import fit as fit
 from .fitting.minima import Minimum as Minimum
 from .fitting.predict import predict as predict
+from .fitting.reason import Reason as Reason
 from .fitting.result import Result as Result
 from .fitting.result import save as save
 from .objectives.batches import Microbatches as Microbatches

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from scipy.stats import multivariate_normal
 from sklearn.datasets import load_breast_cancer, load_diabetes
@@ -77,6 +78,70 @@ def test_numbers_must_be_positive_and_random_points_need_a_key():
         blr.empirical_bayes(blr.laplace(), lambda h: lambda x: h * jnp.sum(x**2), 0.0, jnp.zeros(1))
     with pytest.raises(ValueError, match=r"key=jax\.random\.key"):
         blr.empirical_bayes(blr.von(), lambda h: lambda x: h * jnp.sum(x**2), 1.0, jnp.zeros(1))
+
+
+def tiny_regression():
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(12, 2)))
+    y = x @ jnp.array([1.0, -0.5]) + 0.3 * jnp.sin(jnp.arange(12.0))
+
+    def loss(f, y):
+        return 0.5 * (f - y) ** 2 + 0.919
+
+    build = lambda prior: blr.Objective(loss, output=product, linear=True, size=12, regularizer=prior)
+    return build, (x, y)
+
+
+def test_the_three_methods_agree():
+    """One maximum by L-BFGS, by MacKay's updates and by a plain optimiser; the old names are aliases."""
+    build, data = tiny_regression()
+    by_evidence = blr.empirical_bayes(blr.laplace(), build, 1.0, jnp.zeros(2), data)
+    prior = lambda hyper: hyper
+    how = {"method": "conjugate", "prior": prior, "tolerance": 1e-12}
+    conjugate = blr.empirical_bayes(blr.laplace(), build(1.0), 1.0, jnp.zeros(2), data, **how)
+    alias = blr.matched(blr.laplace(), build(1.0), prior, 1.0, jnp.zeros(2), data, tolerance=1e-12)
+    how = {"optimizer": optax.sgd(0.5), "steps": 120}
+    online = blr.empirical_bayes(blr.laplace(), build, 1.0, jnp.zeros(2), data, method="online", **how)
+    tuned = blr.tuned(blr.laplace(), build, 1.0, jnp.zeros(2), data, **how)
+    assert by_evidence.converged
+    assert conjugate.converged
+    assert not online.converged
+    assert conjugate.hyper == alias.hyper
+    assert online.hyper == tuned.hyper
+    np.testing.assert_allclose([conjugate.hyper, online.hyper], by_evidence.hyper, rtol=1e-4)
+    np.testing.assert_allclose([conjugate.result.bound, online.result.bound], by_evidence.result.bound, rtol=1e-7)
+    assert (online.result.reason, online.bounds.shape, online.evaluations) == ("steps", (120,), 120)
+    np.testing.assert_allclose(online.bounds[-1], online.result.bound, rtol=1e-6)
+    np.testing.assert_array_equal(online.q.mean, online.result.q.mean)
+
+
+def test_online_ends_with_the_last_finite_hyper_parameters():
+    build, data = tiny_regression()
+    wild = optax.chain(optax.scale_by_schedule(lambda count: jnp.where(count < 3, 0.1, jnp.nan)))
+    ended = blr.empirical_bayes(
+        blr.laplace(), build, 1.0, jnp.zeros(2), data, method="online", optimizer=wild, steps=20
+    )
+    assert (ended.result.reason, ended.evaluations) == ("not finite", 3)
+    assert np.isfinite(ended.hyper)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"method": "magic"}, "'evidence', 'conjugate', 'online'; got 'magic'"),
+        ({"optimizer": optax.sgd(0.1)}, 'optimizer= belongs to method="online", and this is method="evidence"'),
+        ({"prior": jnp.exp}, 'prior= belongs to method="conjugate"'),
+        ({"batch_size": 3}, 'batch_size= belongs to method="conjugate" and "online"'),
+        ({"method": "conjugate"}, "needs prior="),
+        ({"method": "conjugate", "prior": jnp.exp, "within": 10.0}, 'within= belongs to method="evidence"'),
+        ({"method": "online", "steps": 3}, "needs optimizer="),
+        ({"method": "online", "optimizer": optax.sgd(0.1)}, "and steps="),
+        ({"method": "online", "optimizer": optax.sgd(0.1), "steps": 3, "tolerance": 1e-3}, "tolerance= belongs to"),
+    ],
+)
+def test_arguments_of_another_method_are_refused(arguments, message):
+    build, data = tiny_regression()
+    with pytest.raises(ValueError, match=message):
+        blr.empirical_bayes(blr.laplace(), build, 1.0, jnp.zeros(2), data, **arguments)
 
 
 def leaves(hyper):

@@ -187,6 +187,36 @@ def test_reasons_and_traces():
     )
 
 
+def test_a_reason_is_a_string_with_a_message():
+    result = blr.fit(blr.newton(), cosh, jnp.zeros(3), steps=2)
+    assert result.reason is blr.Reason.STEPS
+    assert (str(result.reason), repr(result.reason), f"{result.reason}") == ("steps", "'steps'", "steps")
+    assert json.loads(json.dumps({"reason": result.reason})) == {"reason": "steps"}
+    assert result.reason.message == "all steps were taken"
+    assert [blr.Reason.of(reason.code) for reason in blr.Reason] == list(blr.Reason)
+    with pytest.raises(ValueError, match="tired"):
+        blr.Reason("tired")
+
+
+def test_chunks_share_one_program_and_update_in_place():
+    """40 steps are at least two chunks, of 16 at first: compiled once, and each reuses the last one's buffers."""
+    traces, means, traces_so_far = [], [], []
+
+    def counting(x):
+        traces.append(1)
+        return cosh(x)
+
+    def after_chunk(result):
+        means.append(result.q.mean)
+        traces_so_far.append(len(traces))
+
+    blr.fit(blr.gradient_descent(0.01), counting, jnp.zeros(3), steps=40, progress=after_chunk)
+    assert len(means) >= 2
+    assert len(set(traces_so_far)) == 1
+    assert means[0].is_deleted()
+    assert not means[-1].is_deleted()
+
+
 def test_the_start_is_left_alone():
     """fit gives its own buffers away, never the caller's."""
     start = blr.Gaussian(jnp.zeros(3), jnp.eye(3))

@@ -16,8 +16,8 @@ from sklearn.utils.validation import validate_data
 
 from .. import factors
 from ..factor_graph.model import Model
-from ..fitting.empirical_bayes import highest
 from ..fitting.loop import run
+from ..fitting.maximize import maximize
 from ..fitting.result import Result
 from ..models import gp, sparse_gp
 from ..models.component_predictive import drawn
@@ -166,7 +166,7 @@ class GaussianProcessRegressor(RegressorMixin, _Process):
             known["noise"] = noise / self.y_scale_**2
         if free or isinstance(noise, str):
             score = lambda logs: _score(logs, known, places, x, y, filled)
-            tried = [highest(score, start, within=_WITHIN, settled=1e-10) for start in starts]
+            tried = [maximize(score, start, within=_WITHIN, relative_gain=1e-10) for start in starts]
             found = max(tried, key=lambda one: one.value)
             known = {**known, **found.hyper}
         if places is None:
@@ -292,7 +292,7 @@ class GaussianProcessClassifier(ClassifierMixin, _Process):
             q = new if np.isfinite(value) else q
             return value, slope
 
-        return highest(scored, kernel, within=_WITHIN, settled=1e-8).hyper
+        return maximize(scored, kernel, within=_WITHIN, relative_gain=1e-8).hyper
 
     @double
     def predict_proba(self, X: Any) -> np.ndarray:

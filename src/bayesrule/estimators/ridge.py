@@ -11,7 +11,7 @@ import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 
-from ..fitting.empirical_bayes import conjugate_evidence, likelihood_message
+from ..fitting.conjugate_evidence import conjugate_evidence, likelihood_message
 from ..models import regression, ridge
 from ..numerics.checks import positive_number
 from ..numerics.padding import bucket, column_bucket, pad

@@ -1,4 +1,10 @@
-"""Empirical Bayes: prior precision, noise level and the like, learnt by the bound between fits of q, or steps."""
+r"""Empirical Bayes: hyper-parameters (prior precision, noise level, kernel scales) that maximise the evidence.
+
+`empirical_bayes` has three methods. "evidence" fits q anew at every value of the hyper-parameters η and follows the
+bound's gradient in them (L-BFGS). "conjugate" alternates between fits of q and the evidence of the conjugate model that
+q's messages make (see `conjugate_evidence`). "online" takes a step of an optax optimiser on the bound between steps of
+the rule, so that q and η are learned in one run, on mini-batches too.
+"""
 
 from __future__ import annotations
 
@@ -7,247 +13,186 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
+from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
 from ..factor_graph.model import Model
 from ..families.base import Family
+from ..families.product import Product
+from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.objective import as_objective
-from ..objectives.regularizers import Regularizer, as_regularizer
+from ..objectives.regularizers import as_regularizer
 from ..rule.rule import Rule
-from ..steps.step import Step
-from .fit import fit
-from .loop import picked
+from ..rule.state import State
+from .conjugate_evidence import conjugate_evidence, likelihood_message
+from .fit import evaluate_bound, fit, resolve_key
+from .loader import Loader
+from .loop import Carry, copy_for_donation, iterate
 from .loop import run as run_to_end
-from .progress import one_blas_thread
+from .maximize import check_positive, maximize
+from .progress import run_in_chunks
 from .result import Result
 
-_ROUGH = 1e-2  # nats, while the numbers are still far off
-_REACH = 1e6  # how far a number may go in one search, as a factor
+_COARSE_TOLERANCE = 1e-2  # nats: a rough q is enough while the hyper-parameters are still far off
+
+# Which of the arguments that not all methods have belong to which, with their defaults.
+_ARGUMENTS: dict[str, dict[str, Any]] = {
+    "evidence": {"tolerance": 1e-8, "evaluations": 100, "within": None, "settled": 1e-14, "run": fit},
+    "conjugate": {
+        "prior": None,
+        "tolerance": 1e-8,
+        "rounds": 30,
+        "belief": None,
+        "held": (),
+        "batch_size": None,
+        "run": fit,
+    },
+    "online": {"optimizer": None, "batch_size": None, "between": 1},
+}
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What `empirical_bayes` found: the numbers that maximise the bound, and the fit at them."""
+    """What `empirical_bayes` returns.
+
+    Attributes:
+        hyper: the hyper-parameters.
+        result: the fit of q at them.
+        converged: whether both the hyper-parameters and the fit at them have converged. The "online" method takes a
+            fixed number of steps and does not claim it.
+        evaluations: how many values of the hyper-parameters were tried.
+    """
 
     hyper: PyTree
     result: Result
     converged: bool
     evaluations: int
 
+    @property
+    def q(self) -> Any:
+        """The posterior at the hyper-parameters."""
+        return self.result.q
+
+    @property
+    def bounds(self) -> np.ndarray:
+        """The bound at every step of `result`; with mini-batches an estimate."""
+        return self.result.trace["bound"]
+
 
 def empirical_bayes(
     rule: Rule,
-    objective: Callable[[PyTree], Any],
+    objective: Any,
     hyper: PyTree,
     start: Any,
     data: PyTree = None,
     *,
-    steps: int = 50,
-    tolerance: float = 1e-8,
-    evaluations: int = 100,
+    method: str = "evidence",
+    steps: int | None = None,
+    key: Key | None = None,
+    tolerance: float | None = None,
+    run: Callable[..., Result] | None = None,
+    evaluations: int | None = None,
     within: float | None = None,
-    settled: float = 1e-14,
-    key: Any = None,
-    run: Callable[..., Result] = fit,
+    settled: float | None = None,
+    prior: Callable[[PyTree], Any] | None = None,
+    rounds: int | None = None,
+    belief: Callable[[PyTree], Any] | None = None,
+    held: Sequence[str] | None = None,
+    optimizer: Any = None,
+    batch_size: int | None = None,
+    between: int | None = None,
 ) -> Evidence:
-    """Maximise the evidence (its lower bound) over positive numbers that the objective depends on.
+    r"""Maximise the evidence (its lower bound) over positive hyper-parameters η.
 
-    `objective(hyper)` builds the objective from a pytree of positive numbers; `hyper` is where to start.
-    Each evaluation fits q anew, from the last one, and differentiates the bound there. The numbers are
-    searched in logarithms, by scipy's L-BFGS-B. Under the delta method the bound is Laplace's evidence,
-    and for Gaussian linear models the exact one. A `jax.tree_util.Partial` of a function and its arrays as
-    `objective` is compiled once for all arrays of the same shapes. `within` keeps every number within that factor of
-    where it starts, `settled` is how little of itself the bound may still rise by at the end, and `run` takes the
-    place of `fit` for the last fit.
+    - `"evidence"`: maximise $\max_q \text{bound}(q, η)$ over log η by scipy's L-BFGS-B. Each evaluation fits q, from
+      the last one, and differentiates the bound there. Under the delta method the bound is Laplace's evidence, and for
+      Gaussian linear models the exact one.
+    - `"conjugate"`: for hyper-parameters of the prior alone. Alternate between a fit of q and the maximum of
+      $\log Z(η) = A(λ_0(η) + \tildeλ) − A(λ_0(η))$, the evidence of the conjugate model of the prior's $λ_0$ and the
+      likelihood's message $\tildeλ = λ − λ_0$, which takes no data; it ends when neither moves. The maximum is the
+      same. Under the delta method these are MacKay's updates.
+    - `"online"`: $\log η ← \log η + \text{optimizer}(∇_{\log η}\,\text{bound}(λ, η))$ at fixed λ, after every `between`
+      steps of the rule. A Gaussian process keeps its sites while its kernel changes, which lets the optimiser take
+      longer steps than a fixed q would (Adam et al., 2021).
+
+    An argument that belongs to another method is an error.
+
+    Args:
+        rule: The algorithm that fits q.
+        objective: A function of the hyper-parameters that builds the objective; for "conjugate" the `Objective` itself,
+            whose regularizer is replaced. As a `jax.tree_util.Partial` of a function and its arrays it is compiled once
+            for all arrays of the same shapes.
+        hyper: Where to start, a pytree of positive numbers.
+        start: Where q starts, a member of the rule's family or bare parameters.
+        data: As in `fit`.
+        method: "evidence", "conjugate" or "online".
+        steps: The largest number of steps of each fit, 50 unless given; for "online" the number of optimiser steps,
+            which has to be given.
+        key: A JAX key, for random points and mini-batches.
+        tolerance: For "evidence" and "conjugate": that of each fit, in nats. Default 1e-8.
+        run: For "evidence" and "conjugate": a function to call in place of `fit`, for "evidence" for the last fit.
+        evaluations: For "evidence": the largest number of fits. Default 100.
+        within: For "evidence": keep every hyper-parameter within this factor of its start.
+        settled: For "evidence": end when the bound rises by less than this fraction of itself. Default 1e-14.
+        prior: For "conjugate": prior(hyper) is what `Objective` takes as `regularizer=`. Define this function once,
+            outside of loops, because a program is compiled for each.
+        rounds: For "conjugate": the largest number of fits. Default 30.
+        belief: For "conjugate": belief(hyper), a log density that is added to the evidence, which may have no maximum
+            of its own (classes that can be separated).
+        held: For "conjugate": the names of a dict's entries that keep their values.
+        optimizer: For "online": an optax optimiser.
+        batch_size: For "conjugate" and "online": the number of rows of a mini-batch.
+        between: For "online": the number of steps of the rule between two steps of the optimiser. Default 1.
+
+    Returns:
+        The hyper-parameters, the result of the fit at them, and whether they have converged.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> y = jnp.array([3.0, -2.0, 2.5, -3.5])                       # y ~ N(θ, 1), one θ each
     >>> normal = lambda f, y: 0.5 * (f - y) ** 2 + 0.919
     >>> model = lambda h: blr.Objective(lambda w, e: normal(w[e[0]], e[1]), size=4, regularizer=h["prior"])
-    >>> found = empirical_bayes(blr.laplace(), model, {"prior": 1.0}, jnp.zeros(4), (jnp.arange(4), y))
-    >>> round(float(found.hyper["prior"]), 3)                       # 1 / (mean of y² − 1)
+    >>> best = empirical_bayes(blr.laplace(), model, {"prior": 1.0}, jnp.zeros(4), (jnp.arange(4), y))
+    >>> round(float(best.hyper["prior"]), 3)                        # 1 / (mean of y² − 1)
     0.145
     """
-    if rule.points.random and key is None:
-        raise ValueError("This rule samples its points: pass key=jax.random.key(…).")
-    key = jax.random.key(0) if key is None else key
-    data = jax.tree.map(jnp.asarray, data)
-    q, built = None, objective if isinstance(objective, Partial) else Partial(objective)
-
-    def scored(logs: PyTree) -> tuple[Array, PyTree]:
-        nonlocal q
-        if q is None:
-            q = start if isinstance(start, Family) else rule.init(start, _at(built, logs)).q
-        new, value, slope = _evaluated(rule, built, logs, q, data, key, tolerance, steps=steps)
-        if bool(jnp.isfinite(value)):
-            q = new
-        return value, slope
-
-    found = highest(scored, hyper, evaluations=evaluations, within=within, settled=settled)
-    last = as_objective(objective(found.hyper))
-    result = run(rule, last, _over(last, q), data, steps=steps, tolerance=tolerance, key=key)
-    return Evidence(found.hyper, result, found.converged and result.reason == "converged", found.evaluations)
-
-
-@partial(jax.jit, static_argnames="steps")
-def _evaluated(
-    rule: Rule, objective: Partial, logs: PyTree, q: Any, data: PyTree, key: Any, tolerance: Any, *, steps: int
-) -> tuple[Any, Array, PyTree]:
-    """The fit at these numbers, its bound, and the gradient of that."""
-    here = _at(objective, logs)
-    fitted = run_to_end(rule, here, rule.init(_over(here, q), here), data, key, steps, tolerance)
-
-    def bound(logs: PyTree) -> Array:
-        # One more step, for how q itself depends on the numbers: at the fixed point of Newton's method its
-        # derivative is the whole dependence, at a maximum of the bound that does not matter. Forward mode,
-        # since the guard is a loop.
-        here = _at(objective, logs)
-        still = jax.lax.stop_gradient(fitted)
-        still = dataclasses.replace(still, q=_over(here, still.q))
-        moved = rule.advance(here, still, data, key)[0].q
-        return rule.bound(here, moved, data, key, aux=fitted.aux)
-
-    return fitted.q, bound(logs), jax.jacfwd(bound)(logs)
-
-
-def _at(objective: Callable[[PyTree], Any], logs: PyTree) -> Any:
-    return as_objective(objective(jax.tree.map(jnp.exp, logs)))
-
-
-@dataclass(frozen=True)
-class Highest:
-    """What `highest` found: the numbers, the score there, and how the search ended."""
-
-    hyper: PyTree
-    value: float
-    converged: bool
-    evaluations: int
-
-
-def highest(
-    scored: Callable[[PyTree], tuple[Any, PyTree]],
-    hyper: PyTree,
-    *,
-    evaluations: int = 100,
-    within: float | None = None,
-    held: Sequence[str] = (),
-    settled: float = 1e-14,
-) -> Highest:
-    """Positive numbers at which a score is highest, searched in logarithms by scipy's L-BFGS-B.
-
-    `scored(logs)` gives the score and its slope in the logarithms. `within` keeps every number within that factor of
-    where it starts; those of a dict whose names are `held` stay as they are. The search ends where the score rises by
-    less than `settled` of itself.
-
-    >>> import jax, jax.numpy as jnp
-    >>> found = highest(jax.value_and_grad(lambda logs: -((logs - 1.0) ** 2)), 1.0)
-    >>> round(float(found.hyper), 3)
-    2.718
-    """
-    flat, unflatten = ravel_pytree(jax.tree.map(lambda x: jnp.asarray(x, float), hyper))
-    if flat.size == 0 or not bool(jnp.all(flat > 0)):
-        raise ValueError(f"Hyper-parameters are positive numbers, searched in logarithms, and {hyper} has others.")
-
-    def lower(logs: np.ndarray) -> tuple[float, np.ndarray]:
-        value, slope = scored(unflatten(jnp.asarray(logs)))
-        slope = np.asarray(ravel_pytree(slope)[0], float)
-        if not (np.isfinite(float(value)) and np.all(np.isfinite(slope))):
-            return np.inf, np.zeros_like(logs)
-        return -float(value), -slope
-
-    from scipy.optimize import minimize
-
-    first = np.log(np.asarray(flat, float))
-    reach = np.full(len(first), np.inf if within is None else np.log(within))
-    if held:
-        reach[np.asarray(ravel_pytree({k: jnp.full(jnp.shape(v), k in held) for k, v in hyper.items()})[0], bool)] = 0.0
-    bounds = list(zip(first - reach, first + reach, strict=True))
-    options = {"maxfun": evaluations, "ftol": settled, "gtol": 1e-6}
-    with one_blas_thread():
-        found = minimize(lower, first, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-    small = bool(np.max(np.abs(found.jac)) < 1e-3)  # nats for a change of the numbers by a factor e
-    converged = (bool(found.success) or small) and bool(np.all(np.isfinite(found.x)))
-    best = unflatten(jnp.exp(jnp.asarray(found.x)))
-    return Highest(best, -float(found.fun), converged, int(found.nfev))
-
-
-def tuned(
-    rule: Rule,
-    objective: Callable[[PyTree], Any],
-    hyper: PyTree,
-    start: Any,
-    data: PyTree = None,
-    *,
-    optimizer: Any,
-    steps: int,
-    batch_size: int | None = None,
-    between: int = 1,
-    key: Any = None,
-) -> Tuned:
-    r"""Positive numbers by an optax optimiser, a step on the bound after every `between` steps of the rule.
-
-    $\logη ← \logη + \text{optimiser}(∇_{\logη}\,\text{bound}(λ, η))$ at fixed λ. A Gaussian process keeps its sites
-    while its kernel changes, which lets the optimiser take longer steps than a fixed q would (Adam et al., 2021).
-    `objective(hyper)` builds the objective from the numbers; `batch_size` takes mini-batches for both. `start` is as in
-    `fit`. The fit goes on at the numbers found: `fit(rule, objective(found.hyper), found.q, …)`.
-
-    >>> import bayesrule as blr, jax.numpy as jnp, optax
-    >>> from bayesrule.models import gp, kernels
-    >>> x = jnp.linspace(0.0, 6.0, 40)
-    >>> build = lambda h: gp.regression(kernels.RBF(1.0, h["scale"]), x, h["noise"])
-    >>> start = {"scale": 0.2, "noise": 1.0}
-    >>> found = tuned(blr.conjugate(), build, start, None, {"y": jnp.sin(2 * x)}, optimizer=optax.adam(0.1), steps=60)
-    >>> bool(found.bounds[0] < found.bounds[-1]), bool(found.hyper["noise"] < 0.1)
-    (True, True)
-    """
-    logs = jax.tree.map(lambda x: jnp.log(_positive(x, hyper)), hyper)
-    first = as_objective(objective(jax.tree.map(jnp.exp, logs)))
-    data = jax.tree.map(jnp.asarray, data)
-    rows = first.rows(data) if data is not None else 0
-    if batch_size is not None and not 1 <= batch_size <= rows:
-        raise ValueError(f"batch_size= is between 1 and the number of examples, {rows}, got {batch_size}.")
-    if key is None:
-        if rule.points.random or batch_size is not None or first.random:
-            raise ValueError("This is random (sampled points or mini-batches): pass key=jax.random.key(…).")
-        key = jax.random.key(0)
-    built = partial(_built, objective, rows)
-    state = rule.init(start, built(logs), key)
-    order = jnp.full(rows if batch_size is not None else 0, -1)
-
-    def once(carry: tuple, count: Array) -> tuple:
-        logs, moments, state, order = carry
-        here, now = built(logs), jax.random.fold_in(key, count)
-        state = dataclasses.replace(state, q=_over(here, state.q))
-        batch = data
-        if batch_size is not None:
-            batch, order = picked(here, data, key, order, count, batch_size)
-        step = lambda turn, state: rule.step(here, state, batch, jax.random.fold_in(now, turn))[0]
-        state = jax.lax.fori_loop(0, between, step, state)
-        still = jax.lax.stop_gradient(state.q)
-
-        def loss(logs: PyTree) -> Array:
-            here = built(logs)
-            return -rule.bound(here, _over(here, still), batch, jax.random.fold_in(now, between), aux=state.aux)
-
-        value, slope = jax.value_and_grad(loss)(logs)
-        updates, moments = optimizer.update(slope, moments, logs)
-        return (jax.tree.map(jnp.add, logs, updates), moments, state, order), -value
-
-    @jax.jit
-    def every(carry: tuple) -> tuple:
-        return jax.lax.scan(once, carry, jnp.arange(steps))
-
-    (logs, _, state, _), bounds = every((logs, optimizer.init(logs), state, order))
-    hyper = jax.tree.map(jnp.exp, logs)
-    return Tuned(hyper, _over(built(logs), state.q), np.asarray(bounds))
+    if method not in _ARGUMENTS:
+        raise ValueError(f"method= is one of {', '.join(map(repr, _ARGUMENTS))}; got {method!r}.")
+    own = _own_arguments(
+        method,
+        tolerance=tolerance,
+        run=run,
+        evaluations=evaluations,
+        within=within,
+        settled=settled,
+        prior=prior,
+        rounds=rounds,
+        belief=belief,
+        held=held,
+        optimizer=optimizer,
+        batch_size=batch_size,
+        between=between,
+    )
+    if method == "conjugate":
+        if own["prior"] is None:
+            raise ValueError(
+                'method="conjugate" needs prior=, a function of the hyper-parameters that returns the regularizer. For '
+                'hyper-parameters of the likelihood use method="evidence" or "online".'
+            )
+        return _alternate(rule, objective, hyper, start, data, steps=50 if steps is None else steps, key=key, **own)
+    if method == "online":
+        if own["optimizer"] is None or steps is None:
+            raise ValueError('method="online" needs optimizer=, such as optax.adam(0.1), and steps=.')
+        return _run_online(rule, objective, hyper, start, data, steps=steps, key=key, **own)
+    return _maximize_bound(rule, objective, hyper, start, data, steps=50 if steps is None else steps, key=key, **own)
 
 
 def matched(
@@ -266,120 +211,298 @@ def matched(
     run: Callable[..., Result] = fit,
     **options: Any,
 ) -> Evidence:
-    r"""The prior's positive numbers, by the evidence of the conjugate model that q's own messages make.
-
-    At a fixed point of the rule $λ = λ_0(η) + \tildeλ$, the prior's and the likelihood's. With $\tildeλ$ held, the
-    evidence $\log Z(η) = A(λ_0(η) + \tildeλ) − A(λ_0(η))$ costs no look at the data: it is maximised over η between
-    fits of q, until neither moves. Its slope $−∂_ηE_{q}R_η$ is the bound's, so that both have the same maximum. Under
-    the delta method these are MacKay's updates. `prior(hyper)` is what `Objective` takes as `regularizer=` (define it
-    once, outside of loops); for numbers that the likelihood depends on there is `empirical_bayes`. `belief(hyper)`, a
-    log density, is added to the evidence, which may have no maximum of its own (classes that can be separated); the
-    numbers of a dict whose names are `held` stay as they are. Other options go to `fit`.
+    """The former name of `empirical_bayes(…, method="conjugate", prior=prior)`; other options go to `fit`.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> y = jnp.array([3.0, -2.0, 2.5, -3.5])                       # y ~ N(θ, 1), one θ each
-    >>> normal = lambda w, e: 0.5 * (w[e[0]] - e[1]) ** 2 + 0.919
-    >>> model = blr.Objective(normal, size=4)
-    >>> found = matched(blr.laplace(), model, lambda h: h["prior"], {"prior": 1.0}, jnp.zeros(4), (jnp.arange(4), y))
-    >>> round(float(found.hyper["prior"]), 3), found.converged      # 1 / (mean of y² − 1)
+    >>> model = blr.Objective(lambda w, e: 0.5 * (w[e[0]] - e[1]) ** 2 + 0.919, size=4)
+    >>> best = matched(blr.laplace(), model, lambda h: h["prior"], {"prior": 1.0}, jnp.zeros(4), (jnp.arange(4), y))
+    >>> round(float(best.hyper["prior"]), 3), best.converged        # 1 / (mean of y² − 1)
     (0.145, True)
     """
-    still, wanted = math.sqrt(math.sqrt(jnp.finfo(jnp.result_type(float)).eps)), max(tolerance, _ROUGH)
-    look, moved, result = 0, math.inf, None
-    while result is None or look < rounds:
-        look += 1
-        regularizer = as_regularizer(prior(hyper), None)
-        here = dataclasses.replace(objective, regularizer=regularizer)
-        result = run(rule, here, start, data, steps=steps, tolerance=wanted, **options)
-        message = likelihood_message(regularizer, result.q)
-        better, _ = conjugate_evidence(prior, hyper, result.q, message, belief=belief, held=held)
-        pairs = zip(jax.tree.leaves(better), jax.tree.leaves(hyper), strict=True)
-        moved = max(float(np.max(np.abs(np.log(np.asarray(new) / np.asarray(old))))) for new, old in pairs)
-        if result.reason not in ("converged", "steps") or (moved < still and wanted == tolerance):
-            break
-        # A rough q is enough to move the numbers on, and the more so the further they move.
-        wanted = tolerance if moved < 0.1 else wanted
-        if look < rounds:
-            hyper, start = better, result.q
-    return Evidence(hyper, result, moved < still and result.reason == "converged", look)
+    return empirical_bayes(
+        rule,
+        objective,
+        hyper,
+        start,
+        data,
+        method="conjugate",
+        prior=prior,
+        steps=steps,
+        tolerance=tolerance,
+        rounds=rounds,
+        belief=belief,
+        held=held,
+        run=partial(run, **options) if options else run,
+    )
 
 
-@jax.jit
-def likelihood_message(regularizer: Regularizer, q: Any) -> PyTree:
-    """The likelihood's share of λ: what is left of it without the prior's."""
-    return jax.tree.map(jnp.subtract, q.natural(), _prior_natural(regularizer, q))
-
-
-def conjugate_evidence(
-    prior: Callable[[PyTree], Any],
+def tuned(
+    rule: Rule,
+    objective: Callable[[PyTree], Any],
     hyper: PyTree,
-    q: Any,
-    message: PyTree,
-    likelihood: Callable[[PyTree, PyTree], tuple[PyTree, Array]] | None = None,
+    start: Any,
+    data: PyTree = None,
     *,
-    belief: Callable[[PyTree], Any] | None = None,
-    held: Sequence[str] = (),
-) -> tuple[PyTree, float]:
-    r"""The positive numbers η that maximise $\log Z(η) = A(λ_0(η) + \tildeλ) − A(λ_0(η))$, and log Z there.
+    optimizer: Any,
+    steps: int,
+    batch_size: int | None = None,
+    between: int = 1,
+    key: Key | None = None,
+) -> Evidence:
+    """The former name of `empirical_bayes(…, method="online", optimizer=optimizer)`.
 
-    Searched in logarithms from `hyper`. `likelihood(hyper, message)` gives the message and the logarithm of the
-    likelihood's constant where these depend on the numbers too. q says which family it is; the numbers of a dict whose
-    names are `held` stay as they are. `belief(hyper)` is a log density that is added.
+    >>> import bayesrule as blr, jax.numpy as jnp, optax
+    >>> from bayesrule.models import gp, kernels
+    >>> x = jnp.linspace(0.0, 6.0, 40)
+    >>> build = lambda h: gp.regression(kernels.RBF(1.0, h["scale"]), x, h["noise"])
+    >>> start = {"scale": 0.2, "noise": 1.0}
+    >>> best = tuned(blr.conjugate(), build, start, None, {"y": jnp.sin(2 * x)}, optimizer=optax.adam(0.1), steps=60)
+    >>> bool(best.bounds[0] < best.bounds[-1]), bool(best.hyper["noise"] < 0.1)
+    (True, True)
     """
-    scored = lambda logs: _conjugate_evidence(q, message, logs, prior, likelihood, belief)
-    found = highest(scored, hyper, within=_REACH, held=held, settled=1e-15)
-    return found.hyper, found.value
+    return empirical_bayes(
+        rule,
+        objective,
+        hyper,
+        start,
+        data,
+        method="online",
+        optimizer=optimizer,
+        steps=steps,
+        batch_size=batch_size,
+        between=between,
+        key=key,
+    )
 
 
-def _prior_natural(regularizer: Regularizer, q: Any) -> PyTree:
-    """λ₀: what the prior adds to λ, the negative of its part of ∇_μ E_q ℓ̄."""
-    gradient, curvature = regularizer.derivatives(q)
-    return jax.tree.map(jnp.negative, q.natural_step(Step(gradient, curvature, 1.0, 1.0, 1.0)))
+def _own_arguments(method: str, **passed: Any) -> dict[str, Any]:
+    """The method's own arguments, with defaults; an error where one was passed that belongs to another method."""
+    own = _ARGUMENTS[method]
+    for name, value in passed.items():
+        if value is not None and name not in own:
+            owners = " and ".join(f'"{other}"' for other, names in _ARGUMENTS.items() if name in names)
+            raise ValueError(
+                f'{name}= belongs to method={owners}, and this is method="{method}", which would ignore it: remove '
+                f"{name}=, or choose the other method."
+            )
+    return {name: default if passed[name] is None else passed[name] for name, default in own.items()}
 
 
-@partial(jax.jit, static_argnames=("prior", "likelihood", "belief"))
-def _conjugate_evidence(
-    q: Any, message: PyTree, logs: PyTree, prior: Any, likelihood: Any, belief: Any
-) -> tuple[Array, PyTree]:
-    """log Z(η), and its slope in log η: at the conjugate posterior q's own slope vanishes."""
-
-    def value(logs: PyTree) -> Array:
-        hyper = jax.tree.map(jnp.exp, logs)
-        regularizer = as_regularizer(prior(hyper), None)
-        said, constant = (message, 0.0) if likelihood is None else likelihood(hyper, message)
-        constant = constant if belief is None else constant + belief(hyper)
-        natural = jax.tree.map(jnp.add, said, _prior_natural(regularizer, q))
-        posterior = jax.lax.stop_gradient(q.with_natural(natural))
-        products = jax.tree.map(jnp.vdot, said, posterior.expectation())
-        return sum(jax.tree.leaves(products)) + constant + posterior.entropy() - regularizer.expected(posterior)
-
-    return jax.value_and_grad(value)(logs)
+# Method "evidence".
 
 
-@dataclass(frozen=True)
-class Tuned:
-    """What `tuned` found: the numbers, q beside them, and the bound (a mini-batch's estimate of it) at every step."""
+def _maximize_bound(
+    rule: Rule,
+    objective: Callable[[PyTree], Any],
+    hyper: PyTree,
+    start: Any,
+    data: PyTree,
+    *,
+    steps: int,
+    key: Key | None,
+    tolerance: float,
+    evaluations: int,
+    within: float | None,
+    settled: float,
+    run: Callable[..., Result],
+) -> Evidence:
+    if rule.points.random and key is None:
+        raise ValueError("This rule samples its points: pass key=jax.random.key(…).")
+    key = jax.random.key(0) if key is None else key
+    data = jax.tree.map(jnp.asarray, data)
+    build = objective if isinstance(objective, Partial) else Partial(objective)
+    q = start if isinstance(start, Family) else None
 
-    hyper: PyTree
-    q: Any
-    bounds: np.ndarray
+    def score(log_hyper: PyTree) -> tuple[Array, PyTree]:
+        nonlocal q
+        if q is None:
+            q = rule.init(start, _build(build, log_hyper)).q
+        fitted, value, gradient = _bound_and_gradient(rule, build, log_hyper, q, data, key, tolerance, steps=steps)
+        if bool(jnp.isfinite(value)):
+            q = fitted
+        return value, gradient
+
+    best = maximize(score, hyper, evaluations=evaluations, within=within, relative_gain=settled)
+    final = as_objective(objective(best.hyper))
+    result = run(rule, final, _with_bases_of(final, q), data, steps=steps, tolerance=tolerance, key=key)
+    return Evidence(best.hyper, result, best.converged and result.reason == "converged", best.evaluations)
 
 
-def _positive(value: Any, hyper: PyTree) -> Array:
-    value = jnp.asarray(value, float)
-    if not bool(jnp.all(value > 0)):
-        raise ValueError(f"Hyper-parameters are positive numbers, searched in logarithms, and {hyper} has others.")
-    return value
+@partial(jax.jit, static_argnames="steps")
+def _bound_and_gradient(
+    rule: Rule, build: Partial, log_hyper: PyTree, q: Any, data: PyTree, key: Key, tolerance: ArrayLike, *, steps: int
+) -> tuple[Any, Array, PyTree]:
+    """Fit q at these hyper-parameters. Returns it, its bound, and the bound's gradient in log η."""
+    objective = _build(build, log_hyper)
+    state = rule.init(_with_bases_of(objective, q), objective)
+    fitted = run_to_end(rule, objective, state, data, key, steps, tolerance)
+
+    def bound(log_hyper: PyTree) -> Array:
+        # Differentiate through one more step: by the implicit function theorem, the derivative of one Newton step at
+        # its fixed point is dq/dη. (For other rules q maximises the bound, and dq/dη does not matter.) Forward mode,
+        # because the guard is a while loop, which has no reverse mode.
+        objective = _build(build, log_hyper)
+        fixed = jax.lax.stop_gradient(fitted)
+        fixed = dataclasses.replace(fixed, q=_with_bases_of(objective, fixed.q))
+        stepped = rule.advance(objective, fixed, data, key)[0].q
+        return rule.bound(objective, stepped, data, key, aux=fitted.aux)
+
+    return fitted.q, bound(log_hyper), jax.jacfwd(bound)(log_hyper)
 
 
-def _built(objective: Callable[[PyTree], Any], rows: int, logs: PyTree) -> AbstractObjective:
-    found = as_objective(objective(jax.tree.map(jnp.exp, logs)))
-    return found.with_size(rows) if rows else found
+def _build(build: Callable[[PyTree], Any], log_hyper: PyTree, rows: int = 0) -> AbstractObjective:
+    """The objective at these hyper-parameters, with N set to the number of rows where there are any."""
+    objective = as_objective(build(jax.tree.map(jnp.exp, log_hyper)))
+    return objective.with_size(rows) if rows else objective
 
 
-def _over(objective: Any, q: Any) -> Any:
-    """q with its λ over the objective's own base measures: a process keeps its sites while its kernel changes."""
-    if not isinstance(objective, Model) or not hasattr(q, "blocks"):
+def _with_bases_of(objective: AbstractObjective, q: Any) -> Any:
+    """q with its own λ over the objective's base measures: a process keeps its sites while its kernel changes."""
+    if not isinstance(objective, Model) or not isinstance(q, Product):
         return q
     own = objective.blocks
     return type(q)({name: block.with_base_of(own[name]) if name in own else block for name, block in q.blocks.items()})
+
+
+# Method "conjugate".
+
+
+def _alternate(
+    rule: Rule,
+    objective: AbstractObjective,
+    hyper: PyTree,
+    start: Any,
+    data: PyTree,
+    *,
+    steps: int,
+    key: Key | None,
+    prior: Callable[[PyTree], Any],
+    tolerance: float,
+    rounds: int,
+    belief: Callable[[PyTree], Any] | None,
+    held: Sequence[str],
+    batch_size: int | None,
+    run: Callable[..., Result],
+) -> Evidence:
+    options: dict[str, Any] = {"key": key, "batch_size": batch_size}
+    options = {name: value for name, value in options.items() if value is not None}
+    negligible = math.sqrt(math.sqrt(jnp.finfo(jnp.result_type(float)).eps))  # of a change of log η
+    current_tolerance = max(tolerance, _COARSE_TOLERANCE)
+    fits, change, result = 0, math.inf, None
+    while result is None or fits < rounds:
+        fits += 1
+        regularizer = as_regularizer(prior(hyper), None)
+        current = dataclasses.replace(objective, regularizer=regularizer)
+        result = run(rule, current, start, data, steps=steps, tolerance=current_tolerance, **options)
+        message = likelihood_message(regularizer, result.q)
+        better, _ = conjugate_evidence(prior, hyper, result.q, message, belief=belief, held=held)
+        pairs = zip(jax.tree.leaves(better), jax.tree.leaves(hyper), strict=True)
+        change = max(float(np.max(np.abs(np.log(np.asarray(new) / np.asarray(old))))) for new, old in pairs)
+        failed = result.reason not in ("converged", "steps")
+        if failed or (change < negligible and current_tolerance == tolerance):
+            break
+        # A rough q is enough to move the hyper-parameters while they still move far.
+        current_tolerance = tolerance if change < 0.1 else current_tolerance
+        if fits < rounds:
+            hyper, start = better, result.q
+    return Evidence(hyper, result, change < negligible and result.reason == "converged", fits)
+
+
+# Method "online".
+
+
+class _OnlineState(eqx.Module):
+    """The rule's state, log η, the optimiser's state, and the number of optimiser steps taken."""
+
+    state: State
+    log_hyper: PyTree
+    optimizer_state: PyTree
+    count: Array
+
+
+class _OnlineInfo(NamedTuple):
+    """What the loop asks of a step (see `iterate`)."""
+
+    bound: Array
+    finite: Array
+    inside: bool = True
+    fraction: float = 1.0
+
+
+def _run_online(
+    rule: Rule,
+    objective: Callable[[PyTree], Any],
+    hyper: PyTree,
+    start: Any,
+    data: PyTree,
+    *,
+    steps: int,
+    key: Key | None,
+    optimizer: Any,
+    batch_size: int | None,
+    between: int,
+) -> Evidence:
+    hyper = jax.tree.map(lambda x: jnp.asarray(x, float), hyper)
+    check_positive(ravel_pytree(hyper)[0], hyper)
+    log_hyper = jax.tree.map(jnp.log, hyper)
+    build = objective if isinstance(objective, Partial) else Partial(objective)
+    first = _build(build, log_hyper)
+    loader = Loader.of(first, data, batch_size)
+    key = resolve_key(key, rule.points.random or loader.batch_size is not None or first.random)
+    state = rule.init(start, _build(build, log_hyper, loader.rows), key)
+    online = _OnlineState(state, log_hyper, optimizer.init(log_hyper), jnp.zeros((), int))
+    trace = {"bound": np.full(steps, np.nan, jnp.result_type(float))}
+    carry = Carry(copy_for_donation(online), loader.initial_order(), trace)
+    how = {"rows": loader.rows, "batch_size": loader.batch_size, "between": between, "update": optimizer.update}
+
+    def chunk(carry: Carry, until: int) -> Carry:
+        return _run_online_chunk(rule, build, loader.data, key, until, carry, **how)
+
+    carry, reason = run_in_chunks(chunk, carry, steps, lambda carry: None)
+    online = carry.state
+    final = _build(build, online.log_hyper, loader.rows)
+    state = dataclasses.replace(online.state, q=_with_bases_of(final, online.state.q))
+    bounds = np.asarray(carry.trace["bound"])[: int(online.count) + reason.rejected_a_step]
+    normalized = final.regularizer.normalized(state.q.component_prototype.gaussian)
+    bound = partial(evaluate_bound, rule, final, state, loader.data, key) if loader.batch_size is None else None
+    result = Result(state, reason, {"bound": bounds}, key, normalized, bound)
+    return Evidence(jax.tree.map(jnp.exp, online.log_hyper), result, False, int(online.count))
+
+
+@partial(jax.jit, static_argnames=("rows", "batch_size", "between", "update"), donate_argnames="carry")
+def _run_online_chunk(
+    rule: Rule,
+    build: Partial,
+    data: PyTree,
+    key: Key,
+    until: ArrayLike,
+    carry: Carry,
+    *,
+    rows: int,
+    batch_size: int | None,
+    between: int,
+    update: Callable[..., Any],
+) -> Carry:
+    """Steps of rule and optimiser in turn, on `fit`'s loop, until a count is reached or the bound is not finite."""
+
+    def advance(online: _OnlineState, batch: PyTree, key: Key, _: None) -> tuple[_OnlineState, _OnlineInfo, None]:
+        objective = _build(build, online.log_hyper, rows)
+        state = dataclasses.replace(online.state, q=_with_bases_of(objective, online.state.q))
+        step = lambda turn, state: rule.step(objective, state, batch, jax.random.fold_in(key, turn))[0]
+        state = jax.lax.fori_loop(0, between, step, state)
+        fixed_q = jax.lax.stop_gradient(state.q)
+
+        def loss(log_hyper: PyTree) -> Array:
+            objective = _build(build, log_hyper, rows)
+            q, bound_key = _with_bases_of(objective, fixed_q), jax.random.fold_in(key, between)
+            return -rule.bound(objective, q, batch, bound_key, aux=state.aux)
+
+        value, gradient = jax.value_and_grad(loss)(online.log_hyper)
+        updates, optimizer_state = update(gradient, online.optimizer_state, online.log_hyper)
+        log_hyper = jax.tree.map(jnp.add, online.log_hyper, updates)
+        finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(ravel_pytree(log_hyper)[0]))
+        return _OnlineState(state, log_hyper, optimizer_state, online.count + 1), _OnlineInfo(-value, finite), None
+
+    objective = _build(build, carry.state.log_hyper, rows)  # for the batches: they do not depend on η
+    return iterate(advance, carry, objective, data, (key, key), 0, until, batch_size=batch_size)

@@ -1,50 +1,139 @@
-"""Steps until something ends them: one compiled loop, no Python per step."""
+"""The compiled loop: steps until their number is reached or something ends them, without Python between two steps.
+
+`run_chunk` is one jitted `while_loop`, to which `fit` gives a few steps at a time (a chunk). `run` is the same loop for
+use inside another trace. Everything a step changes is in the `Carry`, whose buffers are donated, so that a chunk
+updates the posterior in place.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
+from ..curvature.measurement import Measurement
 from ..families.gaussian.base import GaussianFamily
+from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.batches import Microbatches
 from ..rule.rule import Rule
-from ..rule.state import Info, State
+from ..rule.state import State
 from ..rule.update import measure, rejects_by_zero_rate
-
-REASONS = ("steps", "converged", "not finite", "left the domain", "stalled")
-RUNNING, _CONVERGED, NOT_FINITE, _OUTSIDE, _STALLED = range(5)
-
-
-def picked(
-    objective: AbstractObjective, data: PyTree, key: Any, order: Array, count: Array, size: int
-) -> tuple[PyTree, Array]:
-    """The batch for a step count: without replacement in each epoch, shuffled by the epoch's own key."""
-    rows = order.shape[0]
-    per_epoch = _per_epoch(objective, rows, size)
-    epoch, position = count // per_epoch, count % per_epoch
-    shuffle = lambda: jax.random.permutation(jax.random.fold_in(key, epoch), rows)
-    # Only an epoch's first step shuffles; a resumed run starts in the middle of one and shuffles too.
-    order = jax.lax.cond((position == 0) | (order[0] < 0), shuffle, lambda: order)
-    place = position * size + jnp.arange(size)
-    index = order[jnp.minimum(place, rows - 1)]
-    return objective.select_rows(data, index, place < rows), order
+from .loader import batches_per_epoch, select_batch
+from .reason import Reason
 
 
-def _per_epoch(objective: AbstractObjective, rows: int, size: int) -> int:
-    return -(-rows // size) if objective.keeps_partial_batch else rows // size
+class Carry(NamedTuple):
+    """What one step of the loop hands to the next, and one chunk to the next.
+
+    Attributes:
+        state: the state, whose `count` is the number of steps taken in all; for `fit` the rule's `State`.
+        order: the rows in the order of the current epoch (see `select_batch`); empty for full batches.
+        trace: an array for each recorded quantity, with a place for each step of this fit.
+        code: the `Reason.code` of what ended the loop, 0 while it runs.
+        streak: how many steps in a row had a decrement below the tolerance.
+    """
+
+    state: Any
+    order: Array | np.ndarray
+    trace: dict[str, Any]
+    code: Array | int = 0
+    streak: Array | int = 0
 
 
-def empty_trace(steps: int, diagnose: bool) -> dict[str, Any]:
+def empty_trace(steps: int, diagnose: bool) -> dict[str, np.ndarray]:
+    """The trace before the first of so many steps; `diagnose` adds the bound and the decrement."""
     dtype = jnp.result_type(float)
     names = ("objective", "rate", "fraction") + (("bound", "decrement") if diagnose else ())
     return {name: np.full(steps, np.nan, dtype) for name in names} | {"guard": np.zeros(steps, bool)}
+
+
+def copy_for_donation(tree: PyTree) -> PyTree:
+    """Copies of all arrays, for a carry.
+
+    The loop donates its carry, and the caller still owns these arrays. Weak types are dropped, because the loop returns
+    strong ones and a second chunk of other types would be compiled again.
+    """
+    copy = lambda x: jnp.array(x, dtype=x.dtype) if isinstance(x, jax.Array) else jnp.array(x)
+    return jax.tree.map(copy, tree)
+
+
+Advance = Callable[[Any, PyTree, Key, Any], tuple[Any, Any, Any]]
+"""advance(state, batch, key, measured) -> (new state, info, measured): one step, as `iterate` calls it."""
+
+
+def iterate(
+    advance: Advance,
+    carry: Carry,
+    objective: AbstractObjective,
+    data: PyTree,
+    keys: tuple[Key, Key],
+    first: ArrayLike,
+    until: ArrayLike,
+    *,
+    batch_size: int | None,
+    tolerance: ArrayLike | None = None,
+    measured: Any = None,
+    restore: bool = True,
+) -> Carry:
+    """Call `advance` until the state's count is `until`, or a step converges or cannot be taken.
+
+    Args:
+        advance: one step. Its info has `finite`, `inside` and `fraction` as in `Info`, every quantity of the trace,
+            and `decrement` where there is a tolerance.
+        carry: where to begin.
+        objective: builds the batches.
+        data: all data; every step sees them where there is no batch size.
+        keys: the key that shuffles, and the key from which each step's is folded.
+        first: the count at the beginning of the trace.
+        until: the count at which to stop.
+        batch_size: the number of rows of a batch, or None.
+        tolerance: the decrement below which the loop has converged; None for no such test.
+        measured: what the first `advance` gets as `measured`; what each returns goes to the next.
+        restore: whether a rejected step's old state has to be put back.
+
+    Returns:
+        The carry after the last step.
+    """
+    shuffle_key, step_key = keys
+    # One mini-batch may happen to have a small gradient, so convergence takes an epoch of small ones in a row.
+    patience = 1 if batch_size is None else batches_per_epoch(objective, np.shape(carry.order)[0], batch_size)
+
+    def unfinished(loop: tuple[Carry, Any]) -> Array:
+        return (loop[0].state.count < until) & (loop[0].code == Reason.STEPS.code)
+
+    def body(loop: tuple[Carry, Any]) -> tuple[Carry, Any]:
+        (state, order, trace, _, streak), measured = loop
+        batch = data
+        if batch_size is not None:
+            batch, order = select_batch(objective, data, shuffle_key, order, state.count, batch_size)
+        new, info, measured = advance(state, batch, jax.random.fold_in(step_key, state.count), measured)
+        if tolerance is not None:
+            streak = jnp.asarray(jnp.where(info.decrement <= tolerance, streak + 1, 0))
+        code = _code(info, streak >= patience)
+        place = state.count - first
+        trace = {name: values.at[place].set(getattr(info, name)) for name, values in trace.items()}
+        taken = info.finite & info.inside
+        if restore:
+            new = jax.tree.map(lambda n, o: jnp.where(taken, n, o), new, state)
+        new = dataclasses.replace(new, count=jnp.where(taken, new.count, state.count))
+        return Carry(new, order, trace, code, streak), measured
+
+    return jax.lax.while_loop(unfinished, body, (carry, measured))[0]
+
+
+def _code(info: Any, converged: ArrayLike) -> Array:
+    """The code of what a step's info says; that of `Reason.STEPS` to go on."""
+    outside = jnp.where(info.fraction == 0, Reason.STALLED.code, Reason.OUTSIDE.code)
+    finite = jnp.where(converged, Reason.CONVERGED.code, jnp.where(info.inside, Reason.STEPS.code, outside))
+    return jnp.where(info.finite, finite, Reason.NOT_FINITE.code)
 
 
 @partial(jax.jit, static_argnames=("batch_size", "diagnose", "microbatches"), donate_argnames="carry")
@@ -52,76 +141,91 @@ def run_chunk(
     rule: Rule,
     objective: AbstractObjective,
     data: PyTree,
-    key: Any,
-    tolerance: Any,
-    first: Any,
-    until: Any,
-    carry: tuple,
+    key: Key,
+    tolerance: ArrayLike,
+    first: ArrayLike,
+    until: ArrayLike,
+    carry: Carry,
     *,
     batch_size: int | None,
     diagnose: bool,
     microbatches: int = 1,
-) -> tuple:
-    """Steps until a count is reached or something ends the fit: one compiled loop, no Python per step."""
-    shuffle_key, step_key = jax.random.split(key)
-    parted = lambda batch: batch if microbatches == 1 else Microbatches(batch, microbatches)
-    mover = carry[0].q.component_prototype
-    if batch_size is None and microbatches == 1 and objective.has_linear_outputs and isinstance(mover, GaussianFamily):
+) -> Carry:
+    """Steps of a rule until a count is reached or something ends the fit.
+
+    Args:
+        rule: the rule.
+        objective: what it lowers.
+        data: all data.
+        key: the key of the fit, the same for each of its chunks.
+        tolerance: the decrement below which the fit has converged; negative for none.
+        first: the state's count at the beginning of the fit.
+        until: the count at which this chunk ends.
+        carry: the carry, whose buffers are donated.
+        batch_size: the number of rows of a batch, or None for full batches.
+        diagnose: whether to compute the bound and the decrement at every step.
+        microbatches: the number of parts in which a batch is measured.
+
+    Returns:
+        The carry after the last step.
+    """
+    q = carry.state.q.component_prototype
+    if batch_size is None and microbatches == 1 and objective.has_linear_outputs and isinstance(q, GaussianFamily):
+        # Linear outputs have the same Jacobians at every θ: compute them once for all steps.
         examples = objective.separable("linear=True")
-        data = examples.linearized(mover.mean, data, shared=mover.structure.shares_features)  # once for all steps
+        data = examples.linearized(q.mean, data, shared=q.structure.shares_features)
     if batch_size is None:
         data = objective.prepare(data)
+    split = lambda batch: batch if microbatches == 1 else Microbatches(batch, microbatches)
+    reuses = _reuses_measurement(rule, objective, batch_size)
 
-    per_epoch = 1 if batch_size is None else _per_epoch(objective, carry[1].shape[0], batch_size)
-
-    def unfinished(carry: tuple) -> Array:
-        return (carry[0].count < until) & (carry[3] == RUNNING)
-
-    # The guard's look at the new q is the next step's measurement, if the batch and the points stay the same.
-    reuse = rule.guard.evaluates and not rule.points.random and batch_size is None
-    reuse = reuse and rule.steps.sweep is None and not (objective.random or rule.curvature.remembers)
-    # A new temperature moves the points.
-    reuse = reuse and (rule.points.delta or not rule.steps.follows_temperature_schedule)
-
-    def body(carry: tuple) -> tuple:
-        state, order, trace, _, streak, measured = carry
-        if batch_size is None:
-            batch = data
-        else:
-            batch, order = picked(objective, data, shuffle_key, order, state.count, batch_size)
-        now = jax.random.fold_in(step_key, state.count)
+    def advance(state: State, batch: PyTree, key: Key, measured: Measurement | None) -> tuple[Any, Any, Any]:
         new, info, measured = rule.advance(
-            objective, state, parted(batch), now, diagnose=diagnose, strict=True, measured=measured
+            objective, state, split(batch), key, diagnose=diagnose, strict=True, measured=measured
         )
-        # One mini-batch may have little to say: all of an epoch's must be below the tolerance in a row.
-        streak = jnp.asarray(jnp.where(info.decrement <= tolerance, streak + 1, 0)) if diagnose else streak
-        code = _code(info, streak >= per_epoch)
-        place = state.count - first
-        trace = {name: values.at[place].set(getattr(info, name)) for name, values in trace.items()}
-        if not (
-            rule.guard.always_inside and rejects_by_zero_rate(rule, state.q)
-        ):  # else the old state needs no keeping, and no room
-            good = info.finite & info.inside
-            new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, state)
-        new = dataclasses.replace(new, count=jnp.where(info.finite & info.inside, new.count, state.count))
-        return new, order, trace, code, streak, measured if reuse else None
+        return new, info, measured if reuses else None
 
-    measured = measure(rule, objective, carry[0].q, parted(data), carry[0].aux, None) if reuse else None
-    return jax.lax.while_loop(unfinished, body, (*carry, measured))[:5]
+    measured = measure(rule, objective, carry.state.q, split(data), carry.state.aux, None) if reuses else None
+    # Where a rejected step is already neutralised (rate 0), the old state is not kept: it would double the memory.
+    restore = not (rule.guard.always_inside and rejects_by_zero_rate(rule, carry.state.q))
+    shuffle_key, step_key = jax.random.split(key)
+    return iterate(
+        advance,
+        carry,
+        objective,
+        data,
+        (shuffle_key, step_key),
+        first,
+        until,
+        batch_size=batch_size,
+        tolerance=tolerance if diagnose else None,
+        measured=measured,
+        restore=restore,
+    )
+
+
+def _reuses_measurement(rule: Rule, objective: AbstractObjective, batch_size: int | None) -> bool:
+    """Whether what the guard measured at the new q is what the next step would measure.
+
+    So it is if batch, points and loss stay the same from step to step; a temperature schedule moves the points.
+    """
+    same_batch = batch_size is None and not objective.random and rule.steps.sweep is None
+    same_points = not rule.points.random and (rule.points.delta or not rule.steps.follows_temperature_schedule)
+    return rule.guard.evaluates and same_batch and same_points and not rule.curvature.remembers
 
 
 def run(
-    rule: Rule, objective: AbstractObjective, state: State, data: PyTree, key: Any, steps: int, tolerance: Any
+    rule: Rule,
+    objective: AbstractObjective,
+    state: State,
+    data: PyTree,
+    key: Key,
+    steps: int,
+    tolerance: ArrayLike,
 ) -> State:
-    """Full-batch steps from a state, until converged or at most `steps`: `fit` for use inside a trace."""
-    carry = (state, jnp.zeros(0, int), empty_trace(steps, True), 0, 0)
+    """At most so many full-batch steps from a state, fewer if they converge: `fit` for use inside a trace."""
+    carry = Carry(state, jnp.zeros(0, int), empty_trace(steps, True))
     until = state.count + steps
-    return run_chunk(rule, objective, data, key, tolerance, state.count, until, carry, batch_size=None, diagnose=True)[
-        0
-    ]
-
-
-def _code(info: Info, done: Any) -> Array:
-    left = jnp.where(info.fraction == 0, _STALLED, _OUTSIDE)
-    ended = jnp.where(done, _CONVERGED, jnp.where(info.inside, RUNNING, left))
-    return jnp.where(info.finite, ended, NOT_FINITE)
+    return run_chunk(
+        rule, objective, data, key, tolerance, state.count, until, carry, batch_size=None, diagnose=True
+    ).state
