@@ -1,4 +1,11 @@
-"""Ready-made factors: priors, Gaussians and their precisions, choices among components, likelihoods of outputs."""
+r"""Ready-made factors: priors, Gaussians and their precisions, choices among components, likelihoods of outputs.
+
+A factor is one term log f of a model's log-joint. Each function here names the blocks and the data that the term
+touches and returns a `Factor` for `blr.Model(blocks, factors)`. The expectation E_q log f that the factor computes is
+the equation in its docstring; the message to a block is its derivative in the block's expectation parameters.
+
+Arguments that may be a block or a known value take either: a string is a block's name, a number or an array a constant.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +16,14 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array
 
-from .factor_graph import expected_log as logs
+from .factor_graph import expected_log
 from .factor_graph.factor import Factor, prior
 from .factor_graph.linear_factor import LinearFactor
 from .factor_graph.sequence_factor import SequenceFactor
 from .points.base import Points
 from .points.quadrature import Quadrature
 
-Given = str | float | Array
+BlockOrValue = str | float | Array
 """A block's name, or a known number or array."""
 
 __all__ = [
@@ -50,137 +57,237 @@ __all__ = [
 # Gaussians: elementwise, multivariate, linear.
 
 
-def normal(observed: str, *, mean: Given = 0.0, precision: Given = 1.0, joint: str | None = None) -> Factor:
-    """y ~ N(mean, 1/precision), entry by entry; `joint` is a normal–gamma block of both."""
+def normal(
+    observed: str, *, mean: BlockOrValue = 0.0, precision: BlockOrValue = 1.0, joint: str | None = None
+) -> Factor:
+    r"""y ~ N(x, 1/t), entry by entry.
+
+    $E\log f = ½\{E\log t − \log 2π − E t\,[(y − E x)^2 + \mathrm{Var}\,x]\}$; with a joint block
+    $½\{E\log t − \log 2π − y^2E t + 2yE[tx] − E[tx^2]\}$.
+
+    Args:
+        observed: the data y.
+        mean: x, a Gaussian block or a constant.
+        precision: t, a gamma block or a constant.
+        joint: a normal–gamma block over (x, t), instead of the two.
+    """
     if joint is not None:
-        return Factor(logs.normal_joint, joint, data=observed, said="normal")
-    names, known = _named(mean=mean, precision=precision)
-    return Factor(
-        logs.Bound(logs.normal, tuple(names), known), *names.values(), data=observed, of="seen", said="normal"
-    )
+        return Factor(expected_log.normal_joint, joint, data=observed, label="normal")
+    names, function = _by_role(expected_log.normal, mean=mean, precision=precision)
+    return Factor(function, *names, data=observed, of="view", label="normal")
 
 
-def gaussian(block: str, *, mean: Given = 0.0, precision: Given = 1.0) -> Factor:
-    """The entries of a Gaussian block ~ N(mean, 1/precision), which may be blocks themselves: hierarchies, ARD."""
-    names, known = _named(value=block, mean=mean, precision=precision)
-    return Factor(logs.Bound(logs.normal, tuple(names), known), *names.values(), of="seen", said="gaussian")
+def gaussian(block: str, *, mean: BlockOrValue = 0.0, precision: BlockOrValue = 1.0) -> Factor:
+    r"""The entries of a Gaussian block θ ~ N(x, 1/t), where x and t may be blocks: hierarchies, ARD.
+
+    $E\log f = ½\{E\log t − \log 2π − E t\,[(E θ − E x)^2 + \mathrm{Var}\,θ + \mathrm{Var}\,x]\}$.
+
+    Args:
+        block: θ, a Gaussian block.
+        mean: x, a Gaussian block or a constant.
+        precision: t, a gamma block or a constant; it broadcasts against θ's entries.
+    """
+    names, function = _by_role(expected_log.normal, value=block, mean=mean, precision=precision)
+    return Factor(function, *names, of="view", label="gaussian")
 
 
 def multivariate_normal(
-    observed: str, *, mean: str | None = None, precision: Given | None = None, joint: str | None = None
+    observed: str, *, mean: str | None = None, precision: BlockOrValue | None = None, joint: str | None = None
 ) -> Factor:
-    """A row of y ~ N(mean, Λ⁻¹): `mean` a Gaussian block, `precision` a Wishart one, `joint` a normal–Wishart one."""
+    r"""A row of y ~ N(x, Λ⁻¹).
+
+    $E\log f = ½\{E\log|Λ| − D\log 2π − (y_n−Ex)^⊤EΛ(y_n−Ex) − \mathrm{tr}(EΛ\,\mathrm{Cov}\,x)\}$; with a joint block
+    $½\{E\log|Λ| − D\log 2π − y_n^⊤EΛ\,y_n + 2y_n^⊤E[Λx] − E[x^⊤Λx]\}$. In float32 centre y first for the latter.
+
+    Args:
+        observed: the data y, (N, D).
+        mean: x, a Gaussian block.
+        precision: Λ, a Wishart block or a constant.
+        joint: a normal–Wishart block over (x, Λ), instead of the two.
+    """
+    label = "multivariate_normal"
     if joint is not None:
-        said = "multivariate_normal"
-        return Factor(logs.multivariate_joint, joint, data=observed, features=logs.products, said=said)
+        features = expected_log.row_products
+        return Factor(expected_log.multivariate_joint, joint, data=observed, features=features, label=label)
     if mean is None or precision is None:
         raise ValueError("multivariate_normal takes mean= and precision=, or joint= a normal–Wishart block.")
-    names, known = _named(mean=mean, precision=precision)
-    function = logs.Bound(logs.multivariate, tuple(names), known)
-    return Factor(function, *names.values(), data=observed, of="seen", said="multivariate_normal")
+    names, function = _by_role(expected_log.multivariate_normal, mean=mean, precision=precision)
+    return Factor(function, *names, data=observed, of="view", label=label)
 
 
-def linear(observed: str, predictors: Mapping[str, str | None], *, precision: Given = 1.0) -> LinearFactor:
-    """y_n ~ N(Σ x_n·w, 1/precision): linear regression. `predictors` names each block's inputs, {"w": "x"}."""
-    others = (precision,) if isinstance(precision, str) else ()
-    known = () if isinstance(precision, str) else (jnp.log(precision), jnp.asarray(precision))
-    # The precision comes as a block's μ = (E log t, E t), or is known.
-    row, closed = Partial(logs.linear_row, known), Partial(logs.linear, known)
+def linear(observed: str, predictors: Mapping[str, str | None], *, precision: BlockOrValue = 1.0) -> LinearFactor:
+    r"""y_n ~ N(f_n, 1/t) with the linear predictor f_n = Σ x_n·w: linear regression.
+
+    $E\log p(y_n \mid f_n) = ½\{E\log t − \log 2π − E t\,[(y_n − E f_n)^2 + \mathrm{Var}\,f_n]\}$.
+
+    Args:
+        observed: the data y.
+        predictors: the name of each Gaussian block's inputs in the data, {"w": "x"}; None where the block's entries are
+            the outputs themselves.
+        precision: t, a gamma block or a constant, which may have an entry for each row.
+    """
+    is_block = isinstance(precision, str)
+    others = (precision,) if is_block else ()
+    # The functions take (E log t, E t): a block's μ, which comes after y, or these constants.
+    constants = () if is_block else (jnp.log(precision), jnp.asarray(precision))
     return LinearFactor(
-        row,
+        Partial(expected_log.linear_row, constants),
         predictors,
         *others,
         data=observed,
         points=Quadrature(32),
-        closed=closed,
+        closed=Partial(expected_log.linear, constants),
         conjugate=True,
-        said="linear",
+        label="linear",
     )
 
 
-def bilinear(observed: str, left: str, right: str, *, precision: Given = 1.0) -> Factor:
-    """y_nd ~ N(w_d·x_n, 1/precision) with both unknown: `left` has a row for each n, `right` for each d (PCA).
+def bilinear(observed: str, left: str, right: str, *, precision: BlockOrValue = 1.0) -> Factor:
+    r"""y_nd ~ N(w_d·x_n, 1/t_d) with both x and w unknown: probabilistic PCA, factor analysis.
 
-    A `SharedGaussian` as `left` is fastest, and exact where all of y is observed, which it asks for. With the states of
-    chains as `left`, a `BandedGaussian`, y is (…, T, M).
+    $E\log f = ½\{E\log t_d − \log 2π − E t_d\,E(y_{nd} − w_d·x_n)^2\}$, where
+    $E(y_{nd} − w_d·x_n)^2 = (y_{nd} − Ew_d·Ex_n)^2 + Ex_n^⊤V_{w_d}Ex_n + \mathrm{tr}\,V_{x_n}(V_{w_d} + Ew_d\,Ew_d^⊤)$
+    with V the covariances under q.
+
+    Args:
+        observed: the data y, (N, D); (…, T, D) where `left` is a `BandedGaussian`, the states of chains.
+        left: x, a Gaussian block with a row for each n. A `SharedGaussian` is fastest and, since all rows then have the
+            same posterior covariance, exact; it needs all of y observed.
+        right: w, a Gaussian block with a row for each d.
+        precision: t, a gamma block or a constant: one number, or one for each d.
     """
-    names, known = _named(left=left, right=right, precision=precision)
-    return Factor(
-        logs.Bound(logs.bilinear, tuple(names), known), *names.values(), data=observed, of="seen", said="bilinear"
-    )
+    names, function = _by_role(expected_log.bilinear, left=left, right=right, precision=precision)
+    return Factor(function, *names, data=observed, of="view", label="bilinear")
 
 
 # The states of a chain, a `BandedGaussian` block.
 
 
-def dynamics(states: str, *, transition: Given, precision: Given = 1.0, lengths: str | None = None) -> Factor:
-    """x_{t+1} ~ N(Ax_t, 1/precision): `transition` is a Gaussian block of D rows, or A itself; `precision` D gammas.
+def dynamics(
+    states: str, *, transition: BlockOrValue, precision: BlockOrValue = 1.0, lengths: str | None = None
+) -> Factor:
+    r"""x_{t+1} ~ N(Ax_t, diag 1/τ) for the states of a chain.
 
-    `lengths` names data that say how many of the steps each chain has; what follows is filling, N(0, I) by itself.
+    With $a_i$ the i-th row of A, for each state i:
+    $E\log f = ½\{(T−1)(E\log τ_i − \log 2π) − E τ_i\sum_t E(x_{t+1,i} − a_i·x_t)^2\}$.
+
+    Args:
+        states: x, a `BandedGaussian` block.
+        transition: A (D, D), or a Gaussian block whose D plates are its rows.
+        precision: τ, a gamma block (D,) or a constant.
+        lengths: data that say how many of the steps each chain has. The states after these are padding, independent
+            N(0, I).
     """
-    names, known = _named(states=states, transition=transition, precision=precision)
-    function, data = logs.Bound(logs.dynamics, tuple(names), known), () if lengths is None else lengths
-    return Factor(function, *names.values(), data=data, of="seen", said="dynamics")
+    names, function = _by_role(expected_log.dynamics, states=states, transition=transition, precision=precision)
+    return Factor(function, *names, data=() if lengths is None else lengths, of="view", label="dynamics")
 
 
 def beginning(states: str, *, mean: Array, precision: Array) -> Factor:
-    """The first state of a chain ~ N(mean, Λ⁻¹), both known."""
-    function = Partial(logs.beginning, jnp.asarray(mean, float), jnp.asarray(precision, float))
-    return Factor(function, states, of="seen", said="beginning")
+    r"""The first state of a chain, x_0 ~ N(m, P⁻¹).
+
+    $E\log f = ½\{\log|P| − D\log 2π − E(x_0 − m)^⊤P(x_0 − m)\}$.
+
+    Args:
+        states: x, a `BandedGaussian` block.
+        mean: m (D,), known.
+        precision: P (D, D), known.
+    """
+    function = Partial(expected_log.first_state, jnp.asarray(mean, float), jnp.asarray(precision, float))
+    return Factor(function, states, of="view", label="beginning")
 
 
 # Choices.
 
 
 def categorical(block: str, *, probabilities: str) -> Factor:
-    """A categorical block's p(z | π), π a Dirichlet block."""
-    return Factor(logs.categorical, block, probabilities, of="seen", said="categorical")
+    r"""p(z | π) = π_z of a categorical block z.
+
+    $E\log f = \sum_kq(z = k)\,E\log π_k$.
+
+    Args:
+        block: z, a categorical block.
+        probabilities: π, a Dirichlet block.
+    """
+    return Factor(expected_log.categorical, block, probabilities, of="view", label="categorical")
 
 
 def category(observed: str, *, probabilities: str) -> Factor:
-    """An observed category's p(y | π), π a Dirichlet block."""
-    return Factor(logs.category, probabilities, data=observed, said="category")
+    r"""p(y | π) = π_y of an observed category.
+
+    $E\log f = E\log π_{y_n}$.
+
+    Args:
+        observed: the data y, whole numbers 0, …, V − 1.
+        probabilities: π, a Dirichlet block.
+    """
+    return Factor(expected_log.category, probabilities, data=observed, label="category")
 
 
 def choice(selector: str, components: Factor) -> Factor:
-    """A categorical block chooses, row by row, which component (plate) of another factor the row is from."""
-    function = Partial(logs.choice, components)
-    return _of_components(function, selector, components, "choice")
+    r"""A categorical block z_n chooses, row by row, which component (plate) of another factor the row comes from.
+
+    $E\log f = \sum_kq(z_n = k)\,E\log f(y_n \mid k)$.
+
+    Args:
+        selector: z, a (local) categorical block.
+        components: a factor whose blocks have a plate for each k.
+    """
+    return _of_components(expected_log.choice, selector, components, "choice")
 
 
 def mixture(weights: str, components: Factor) -> Factor:
-    r"""`choice` with the choices summed out where they are best: $\sum_n \log\sum_k \exp(E\logπ_k + E\log f_{nk})$.
+    r"""A mixture: `choice` with z summed out.
 
-    For any q of the others this is the bound at the best q(z), and its derivatives are the messages with that q(z): a
-    sweep that updates z first needs no block for it. `weights` is a Dirichlet block.
+    $\log\sum_k \exp(E\logπ_k + E\log f(y_n \mid k))$ for each row. For any q of the other blocks this is the bound at
+    the best q(z), and its derivatives are the messages with that q(z): no block for z is needed.
+
+    Args:
+        weights: π, a Dirichlet block.
+        components: a factor whose blocks have a plate for each k.
     """
-    return _of_components(Partial(logs.mixture, components), weights, components, "mixture")
+    return _of_components(expected_log.mixture, weights, components, "mixture")
 
 
 def hidden_markov(initial: str | Array, transitions: str | Array, components: Factor) -> SequenceFactor:
-    r"""Sequences whose steps choose among components by a Markov chain, the hidden states summed out where best.
+    r"""Sequences whose steps choose among components by a Markov chain, the hidden states z summed out.
 
-    $\log \sum_z \exp[E\logπ_{z_1} + \sum_t E\log A_{z_t z_{t+1}} + \sum_t E\log f(y_t \mid z_t)]$ for each row
-    (N, T, …) of the data. As with `mixture`, a step with `em` is one of Baum and Welch's, one with `vmp` a variational
-    one with the best q(z). `initial` is a Dirichlet block (K,) and `transitions` one with a plate for each state,
-    (K, K), or known probabilities; `components` is any factor whose blocks have K plates. Rows that end in NaN are
-    shorter sequences.
+    $\log \sum_z \exp[E\logπ_{z_1} + \sum_t E\log A_{z_t z_{t+1}} + \sum_t E\log f(y_t \mid z_t)]$ for each row (N, T,
+    …) of the data, computed by the forward algorithm. As with `mixture` this is the bound at the best q(z): a step of
+    `em` is one of Baum and Welch's algorithm, a step of `vmp` its variational version. Rows that end in NaN are shorter
+    sequences.
+
+    Args:
+        initial: π, a Dirichlet block (K,), or known probabilities.
+        transitions: A, a Dirichlet block with a plate for each state, (K, K), or known probabilities.
+        components: any factor of one step whose blocks have K plates.
     """
     return SequenceFactor(initial, transitions, components)
 
 
-def _of_components(function: Any, first: str, components: Factor, said: str) -> Factor:
-    how = {"data": components.data, "features": components.features, "said": f"{said} of {components.said}"}
-    return Factor(function, first, *components.blocks, of="seen", **how)
+def _of_components(function: Callable[..., Array], first: str, components: Factor, label: str) -> Factor:
+    return Factor(
+        Partial(function, components),
+        first,
+        *components.blocks,
+        data=components.data,
+        of="view",
+        features=components.features,
+        label=f"{label} of {components.label}",
+    )
 
 
 def words(observed: str, words: str, *, documents: str, topics: str) -> Factor:
-    r"""A document's words, each from a topic, which is summed out: $\sum_w n_w \log\sum_k e^{E\logθ_k + E\logβ_{kw}}$.
+    r"""A document's words, each from a topic, which is summed out.
 
-    `words` names the data's word numbers, one row for each document, and `observed` how often each occurs, 0 where a
-    row is filled up. `documents` is a (local) Dirichlet block over topics, `topics` one over words for each topic.
+    $\sum_w n_w \log\sum_k \exp(E\logθ_k + E\logβ_{kw})$ for each document: the bound at every word's best q(topic).
+
+    Args:
+        observed: the data n, how often each word occurs, (N, L); 0 where a row is padded.
+        words: the data that say which word it is, (N, L) numbers of the vocabulary.
+        documents: θ, a (local) Dirichlet block over topics.
+        topics: β, a Dirichlet block over words with a plate for each topic.
     """
-    return Factor(logs.words, documents, topics, data=(words, observed), said="words")
+    return Factor(expected_log.words, documents, topics, data=(words, observed), label="words")
 
 
 # Likelihoods of outputs that are linear in Gaussian blocks.
@@ -192,46 +299,89 @@ def likelihood(
     predictors: Mapping[str, str | None],
     *others: str,
     points: Points | None = None,
+    label: str = "",
     said: str = "",
 ) -> LinearFactor:
-    """Any log p(y | f): `function(f, y)` of one row, f = Σ x_n·w its output (or outputs), by a grid over f."""
-    said = said or getattr(function, "__name__", "likelihood").replace("<lambda>", "likelihood")
-    return LinearFactor(function, predictors, *others, data=observed, points=points or Quadrature(32), said=said)
+    r"""Any log p(y | f) of outputs that are linear in Gaussian blocks, f_n = Σ x_n·w.
+
+    $E\log p(y_n \mid f_n) = ∫ N(f \mid E f_n, \mathrm{Var}\,f_n)\log p(y_n \mid f)\,df$.
+
+    Args:
+        function: `function(f, y, *others)`, log p of one row; f is its output, or a vector of several.
+        observed: the data y.
+        predictors: the name of each Gaussian block's inputs in the data, {"w": "x"}; None where the block's entries are
+            the outputs themselves.
+        others: further blocks, which the function takes as their expectation parameters.
+        points: how to integrate over f: `Quadrature(32)` by default, `MonteCarlo(n)`, or `Delta()`, which is Newton's
+            or Laplace's method.
+        label: the factor's name where a model is printed. (`said` is its former name.)
+    """
+    label = label or said or getattr(function, "__name__", "likelihood").replace("<lambda>", "likelihood")
+    return LinearFactor(function, predictors, *others, data=observed, points=points or Quadrature(32), label=label)
 
 
 def bernoulli_logit(
     observed: str, predictors: Mapping[str, str | None], *, points: Points | None = None
 ) -> LinearFactor:
-    """y ∈ {0, 1}, p(y = 1) = 1/(1 + e^{−f}): logistic regression."""
-    return likelihood(logs.logit, observed, predictors, points=points, said="bernoulli_logit")
+    r"""y ∈ {0, 1} with p(y = 1) = 1/(1 + e^{−f}): logistic regression.
+
+    $E\log p(y_n \mid f_n) = −E\log(1 + e^{−(2y_n−1)f_n})$ over $f_n ∼ N(E f_n, \mathrm{Var}\,f_n)$. Arguments as for
+    `likelihood`.
+    """
+    return likelihood(expected_log.logit, observed, predictors, points=points, label="bernoulli_logit")
 
 
 def bernoulli_probit(
     observed: str, predictors: Mapping[str, str | None], *, points: Points | None = None
 ) -> LinearFactor:
-    """y ∈ {0, 1}, p(y = 1) = Φ(f)."""
-    return likelihood(logs.probit, observed, predictors, points=points, said="bernoulli_probit")
+    r"""y ∈ {0, 1} with p(y = 1) = Φ(f): probit regression.
+
+    $E\log p(y_n \mid f_n) = E\log Φ((2y_n−1)f_n)$ over $f_n ∼ N(E f_n, \mathrm{Var}\,f_n)$. Arguments as for
+    `likelihood`.
+    """
+    return likelihood(expected_log.probit, observed, predictors, points=points, label="bernoulli_probit")
 
 
 def poisson_exp(observed: str, predictors: Mapping[str, str | None], *, points: Points | None = None) -> LinearFactor:
-    """Counts with rate e^f; its expectation y m − e^{m + v/2} − log y! is exact unless `points` are given."""
-    closed = logs.poisson_expected if points is None else None
+    r"""Counts with rate e^f: Poisson regression.
+
+    $E\log p(y_n \mid f_n) = y_nm_n − e^{m_n + v_n/2} − \log y_n!$ for $f_n ∼ N(m_n, v_n)$, exact unless `points` are
+    given. Arguments as for `likelihood`.
+    """
     return LinearFactor(
-        logs.poisson, predictors, data=observed, points=points or Quadrature(32), closed=closed, said="poisson_exp"
+        expected_log.poisson,
+        predictors,
+        data=observed,
+        points=points or Quadrature(32),
+        closed=expected_log.poisson_expected if points is None else None,
+        label="poisson_exp",
     )
 
 
 def volatility(observed: str, predictors: Mapping[str, str | None], *, points: Points | None = None) -> LinearFactor:
-    """y ~ N(0, e^f), f its log-variance; the expectation has y² e^{−m + v/2}, exact unless `points` are given."""
-    closed = logs.volatility_expected if points is None else None
+    r"""y ~ N(0, e^f), with f its log-variance: stochastic volatility.
+
+    $E\log p(y_n \mid f_n) = −½\{\log 2π + m_n + y_n^2e^{−m_n + v_n/2}\}$ for $f_n ∼ N(m_n, v_n)$, exact unless `points`
+    are given. Arguments as for `likelihood`.
+    """
     return LinearFactor(
-        logs.volatility, predictors, data=observed, points=points or Quadrature(32), closed=closed, said="volatility"
+        expected_log.volatility,
+        predictors,
+        data=observed,
+        points=points or Quadrature(32),
+        closed=expected_log.volatility_expected if points is None else None,
+        label="volatility",
     )
 
 
 def softmax(observed: str, predictors: Mapping[str, str | None], *, points: Points | None = None) -> LinearFactor:
-    """y ∈ {0, …, K−1}, p(y = k) ∝ e^{f_k}: the block is (K, P), and f a vector of K outputs."""
-    return likelihood(logs.softmax, observed, predictors, points=points or Quadrature(8), said="softmax")
+    r"""y ∈ {0, …, K−1} with p(y = k) ∝ e^{f_k}: multinomial regression.
+
+    $E\log p(y_n \mid f_n) = E[f_{n,y_n} − \log\sum_ke^{f_{nk}}]$ over $f_n ∼ N(E f_n, \mathrm{Cov}\,f_n)$. The block is
+    (K, P), and f a vector of K outputs. Arguments as for `likelihood`; the default grid has 8 nodes for each of the K
+    outputs.
+    """
+    return likelihood(expected_log.softmax, observed, predictors, points=points or Quadrature(8), label="softmax")
 
 
 def student_t(
@@ -242,38 +392,68 @@ def student_t(
     scale: float | Array = 1.0,
     points: Points | None = None,
 ) -> LinearFactor:
-    """y = f + scale·t with Student-t noise: robust regression."""
-    function = Partial(logs.student, jnp.asarray(dof, float), jnp.asarray(scale, float))
-    return likelihood(function, observed, predictors, points=points, said="student_t")
+    r"""y = f + s·t_ν with Student-t noise: robust regression.
+
+    $E\log p(y_n \mid f_n) = \mathrm{const} − \frac{ν+1}2E\log(1 + (y_n − f_n)^2/νs^2)$ over
+    $f_n ∼ N(E f_n, \mathrm{Var}\,f_n)$.
+
+    Args:
+        dof: ν, the degrees of freedom.
+        scale: s.
+        observed, predictors, points: as for `likelihood`.
+    """
+    function = Partial(expected_log.student, jnp.asarray(dof, float), jnp.asarray(scale, float))
+    return likelihood(function, observed, predictors, points=points, label="student_t")
 
 
 # Counts, and spins.
 
 
 def poisson(observed: str, *, rate: str) -> Factor:
-    """Counts ~ Poisson(rate), the rate a gamma block."""
-    return Factor(logs.counts, rate, data=observed, said="poisson")
+    r"""Counts y ~ Poisson(r).
+
+    $E\log f = yE\log r − E r − \log y!$.
+
+    Args:
+        observed: the data y.
+        rate: r, a gamma block.
+    """
+    return Factor(expected_log.poisson_gamma, rate, data=observed, label="poisson")
 
 
 def bernoulli(observed: str, *, probability: str) -> Factor:
-    """y ∈ {0, 1} with the probability of a beta block."""
-    return Factor(logs.tosses, probability, data=observed, said="bernoulli")
+    r"""y ∈ {0, 1} with p(y = 1) = p.
+
+    $E\log f = yE\log p + (1 − y)E\log(1 − p)$.
+
+    Args:
+        observed: the data y.
+        probability: p, a beta block.
+    """
+    return Factor(expected_log.bernoulli_beta, probability, data=observed, label="bernoulli")
 
 
 def boltzmann(block: str, couplings: Array, fields: Array) -> Factor:
-    """½sᵀJs + hᵀs of a `Bernoulli` block of spins s ∈ {−1, 1}: an Ising model. J is symmetric, its diagonal ignored.
+    r"""½sᵀJs + hᵀs of spins s ∈ {−1, 1}: an Ising model, unnormalised, so that a bound with it is one on log Z.
 
-    Unnormalised: a bound with it is one on log Z.
+    $E\log f = ½μ^⊤Jμ + h^⊤μ$ with $μ = E s$.
+
+    Args:
+        block: s, a `Bernoulli` block.
+        couplings: J, symmetric; its diagonal is ignored.
+        fields: h.
     """
     couplings = jnp.asarray(couplings)
     couplings = couplings - jnp.diag(jnp.diag(couplings))
-    return Factor(Partial(logs.boltzmann, couplings, jnp.asarray(fields)), block, said="boltzmann")
+    return Factor(Partial(expected_log.boltzmann, couplings, jnp.asarray(fields)), block, label="boltzmann")
 
 
-def _named(**given: Given) -> tuple[dict[str, str], dict[str, Array]]:
-    """Which arguments are blocks, and which are known."""
-    names = {role: value for role, value in given.items() if isinstance(value, str)}
-    known = {role: jnp.asarray(value, float) for role, value in given.items() if not isinstance(value, str)}
-    if not names:
-        raise ValueError(f"A factor touches a block: name one of {list(given)}.")
-    return names, known
+def _by_role(function: Callable[..., Array], **arguments: BlockOrValue) -> tuple[list[str], expected_log.ByRole]:
+    """The names of the arguments that are blocks, and the function with the values of the others."""
+    blocks = {role: value for role, value in arguments.items() if isinstance(value, str)}
+    constants = {role: jnp.asarray(value, float) for role, value in arguments.items() if not isinstance(value, str)}
+    if not blocks:
+        raise ValueError(
+            f"A factor needs at least one block, and all of {list(arguments)} are constants: name a block for one."
+        )
+    return list(blocks.values()), expected_log.ByRole(function, tuple(blocks), constants)

@@ -47,7 +47,7 @@ LIKELIHOODS = {
 def regression(kind, **how):
     prior, likelihood = LIKELIHOODS[kind]
     if how:
-        likelihood = getattr(factors, likelihood.said)("y", {"w": "x"}, **how)
+        likelihood = getattr(factors, likelihood.label)("y", {"w": "x"}, **how)
     return blr.Model({"w": prior}, {"prior": factors.prior("w", prior), "y": likelihood}, size=SIZE)
 
 

@@ -13,7 +13,7 @@ from ..factor_graph.model import Model
 from ..families.product import Product
 from ..models import hmm
 from ..models.component_predictive import drawn, gaussians, predictive
-from ..models.starts.clusters import displaced
+from ..models.starts.clusters import with_shifted_mean
 from ..numerics.checks import positive_int
 from .base import double
 from .base_iterative import Found, check_positive_ints
@@ -216,7 +216,7 @@ class GaussianHMM(_HMM):
 
         found = self._settle(built, {"y": steps - center}, count)
         q = found.result.q
-        return found, Product({**q.blocks, "states": displaced(q["states"], center)})
+        return found, Product({**q.blocks, "states": with_shifted_mean(q["states"], center)})
 
     def _estimates(self) -> None:
         self.means_, self.precisions_ = gaussians(self.posterior_["states"])

@@ -15,7 +15,7 @@ from ..families.point_mass import Peak
 from ..families.product import Product
 from ..models.component_predictive import gaussians, predictive
 from ..models.mixture import gaussian_mixture, usual_priors
-from ..models.starts.clusters import displaced
+from ..models.starts.clusters import with_shifted_mean
 from ..numerics.checks import positive_int
 from ..numerics.padding import pad
 from ..recipes import svi
@@ -112,7 +112,7 @@ class GaussianMixture(DensityMixin, Iterated):
         build = partial(_built, rows, self.n_components, self.covariance_type, self.reg_covar * len(X))
         found = self._settle(build, {"y": rows}, len(X), batch)
         q = found.result.q
-        self._keep(found, Product({**q.blocks, "components": displaced(q["components"], center)}))
+        self._keep(found, Product({**q.blocks, "components": with_shifted_mean(q["components"], center)}))
         self.weights_ = np.asarray(self.posterior_["weights"].mean)
         self.means_, self.precisions_ = gaussians(self.posterior_["components"])
         self.covariances_ = np.linalg.inv(self.precisions_) if self._full else 1 / self.precisions_

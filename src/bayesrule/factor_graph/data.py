@@ -1,4 +1,10 @@
-"""Rows of data by name: which they are, how they weigh, and which entries were observed."""
+"""Rows of data by name: which rows they are, how they are weighted, and which of their entries were observed.
+
+The data of a model are a dict of arrays with one row for each example. What a factor observes, the last of its arrays,
+may have missing entries: NaN in a float array, or a mask (`Masked`). `observed_data` separates such an array into
+values that are all finite and a mask, so that a factor never computes with NaN, whose derivative would be NaN even
+where the result is replaced by 0.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,12 @@ from .factor import Factor
 
 
 class Masked(eqx.Module):
-    """Data of which only some entries were observed; for floats, NaN says the same."""
+    """Data of which only some entries were observed. For floats NaN has the same meaning; integers need this.
+
+    Args:
+        values: the data, anything where not observed.
+        observed: a mask in the shape of the values.
+    """
 
     values: Array
     observed: Bool[Array, "..."]
@@ -26,11 +37,15 @@ class Masked(eqx.Module):
 
 
 class Ragged(eqx.Module):
-    """Rows of different lengths, filled up to the longest: (N, L, …) values, of which the first `lengths` count.
+    """Rows of different lengths, padded to the longest.
 
-    The filling is missing to a factor with a term for each entry; one that adds a row's entries up itself (`words`)
-    must have it count for nothing. Where a sweep settles local blocks in groups, a group of short rows is cut to a
-    shorter width.
+    The padding is missing for a factor that returns a term for each entry. A factor that sums over a row's entries
+    itself (`words`) must make the padding's terms 0. Where a sweep iterates local blocks in groups of rows, a group of
+    short rows is cut to a smaller width.
+
+    Args:
+        values: (N, L, …), of which the first `lengths` entries of each row count.
+        lengths: the number of entries of each row.
     """
 
     values: Array
@@ -41,12 +56,19 @@ class Ragged(eqx.Module):
         return jnp.shape(self.values)
 
     def cut(self, width: int) -> Ragged:
-        """The same rows, none of which is longer than that."""
+        """The same rows padded to `width` only; none may be longer."""
         return Ragged(self.values[:, :width], self.lengths)
 
 
 class Rows(eqx.Module):
-    """Some rows of the data: the arrays, where the rows come from, their weights, and how many they stand for."""
+    """Some rows of the data, as a model takes them.
+
+    Args:
+        examples: the arrays by name, with M rows each.
+        index: which rows of the full data these are; None if they are all of it, or if it does not matter.
+        weights: a factor for each row's terms; 0 for padding.
+        count: how many rows the weights stand for, M by default: the terms are scaled by N / count.
+    """
 
     examples: dict[str, Any]
     index: Int[Array, " M"] | None = None
@@ -54,31 +76,44 @@ class Rows(eqx.Module):
     count: Any = None
 
 
-def observed_part(factor: Factor, batch: Rows) -> tuple[dict[str, Array], Array | None]:
-    """A factor's data, with something in the place of what is missing, and which entries were observed."""
+def observed_data(factor: Factor, batch: Rows) -> tuple[dict[str, Array], Array | None]:
+    """A factor's arrays, every missing entry replaced by an observed value, and a mask of the observed entries.
+
+    The mask has the shape of the last array (its first two axes for `Ragged` rows), and is None if nothing can be
+    missing.
+    """
     data = {name: batch.examples[name] for name in factor.data}
     observed = None
     if factor.data:
         data[factor.data[-1]], observed = _split(data[factor.data[-1]])
-    bare = lambda x: jnp.asarray(x.values if isinstance(x, Ragged) else x)
-    return {name: bare(x) for name, x in data.items()}, observed
+    to_array = lambda x: jnp.asarray(x.values if isinstance(x, Ragged) else x)
+    return {name: to_array(x) for name, x in data.items()}, observed
 
 
 def values_of(array: Any) -> Any:
+    """The values of a plain, `Masked` or `Ragged` array, in NumPy."""
     return np.asarray(array.values if isinstance(array, Masked | Ragged) else array)
 
 
-def missing(array: Any) -> bool:
+def has_nonfinite(array: Any) -> bool:
+    """Whether a float array has an entry that is not finite; False where that is not known yet, under `jit`."""
     if any(isinstance(x, Tracer) for x in jax.tree.leaves(array)):
         return False
     values = values_of(array)
     return np.issubdtype(values.dtype, np.floating) and not np.all(np.isfinite(values))
 
 
-def whole_or_absent(name: str, observed: str, array: Any, shape: tuple[int, ...]) -> None:
-    """A row that a factor takes whole is observed whole or not at all."""
-    found = np.asarray(array.observed) if isinstance(array, Masked) else ~np.isnan(values_of(array))
-    parts = found.reshape((*found.shape[: len(shape)], -1))
+def check_rows_are_complete(name: str, observed: str, array: Any, shape: tuple[int, ...]) -> None:
+    """Raise if a row is missing in part where the factor has one term for all of it.
+
+    Args:
+        name: the factor's name.
+        observed: the name of what it observes.
+        array: the observations.
+        shape: the shape of the factor's value: axes of the array beyond these are summed over within a term.
+    """
+    mask = np.asarray(array.observed) if isinstance(array, Masked) else ~np.isnan(values_of(array))
+    parts = mask.reshape((*mask.shape[: len(shape)], -1))
     if np.any(parts.any(-1) & ~parts.all(-1)):
         raise ValueError(
             f"Factor {name!r} takes each row of {observed!r} whole, and some rows are missing in part: drop those "
@@ -87,7 +122,7 @@ def whole_or_absent(name: str, observed: str, array: Any, shape: tuple[int, ...]
 
 
 def _split(array: Any) -> tuple[Array, Array | None]:
-    """The observations, with something observed in the place of what is missing, and which were observed."""
+    """The observations, every missing entry replaced by one that was observed, and the mask of the observed ones."""
     if isinstance(array, Ragged):
         values = jnp.asarray(array.values)
         return values, jnp.arange(values.shape[1]) < jnp.asarray(array.lengths)[:, None]
@@ -98,17 +133,26 @@ def _split(array: Any) -> tuple[Array, Array | None]:
         if not jnp.issubdtype(values.dtype, jnp.floating):
             return values, None
         observed = ~jnp.isnan(values)
+    # An observed value is inside the likelihood's support, which a constant (0 for a Poisson rate, say) may not be.
     first = values.reshape(-1)[jnp.argmax(observed.reshape(-1))]
-    filler = jnp.where(jnp.any(observed), first, jnp.ones((), values.dtype))
-    return jnp.where(observed, values, filler), observed
+    replacement = jnp.where(jnp.any(observed), first, jnp.ones((), values.dtype))
+    return jnp.where(observed, values, replacement), observed
 
 
-def where_observed(name: str, observed: Array, value: Array) -> Array:
+def zero_where_missing(name: str, observed: Array, value: Array) -> Array:
+    """A factor's value with 0 in the terms whose observations are missing.
+
+    A term of several entries needs all of them. A value that is one number for all rows cannot be corrected: it is NaN
+    if anything is missing.
+    """
     if value.ndim == 0:
         return jnp.where(jnp.all(observed), value, jnp.nan)
     if observed.ndim > value.ndim:
         observed = jnp.all(observed, axis=tuple(range(value.ndim, observed.ndim)))
     observed = observed.reshape(observed.shape + (1,) * (value.ndim - observed.ndim))
     if jnp.broadcast_shapes(observed.shape, value.shape) != value.shape:
-        raise ValueError(f"Factor {name!r} returns shape {value.shape} for observations of shape {observed.shape}.")
+        raise ValueError(
+            f"Factor {name!r} returns shape {value.shape} for observations of shape {observed.shape}, so that missing "
+            "ones have no term of their own: return an entry for each row along the first axis."
+        )
     return jnp.where(observed, value, 0.0)

@@ -1,4 +1,13 @@
-"""A factor: one term of a log-joint, in the blocks' expectation parameters or in their values."""
+r"""A factor: one term of a log-joint, as E log f in the blocks' expectation parameters or as log f of their values.
+
+Everything that inference needs of a factor is its expected value E_q log f as a differentiable function of the blocks'
+expectation parameters. The bound is the sum of these values over factors (plus entropies), and the message to a block
+is the derivative with respect to the block's μ: `Model` gives every block to the factor as a `BlockView`, which stands
+for q displaced by δ in μ, and differentiates in δ at 0. A factor therefore defines a value and never a message.
+
+To write a factor of your own, pass a function to `Factor`. Subclass it (as `LinearFactor` and `SequenceFactor` do) only
+where the expectation itself has to be computed differently; the contract is `Factor.value`.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +23,32 @@ from jaxtyping import Array
 from ..families.base import ExponentialFamily
 from ..points.base import Points
 from .block_expectation import expected
-from .block_view import BlockView
+from .block_view import BlockView, batch_shape
 
 
 class Factor(eqx.Module):
     r"""$\log f(x_a, x_b, …)$, a term of a model's log-joint on the blocks that it names.
 
-    `function(a, b, …, *data)` takes one argument for each block and then the named arrays of the data. Without `points`
-    it is the *expected* log value, and a block comes as its expectation parameters μ. Blocks that `points` names come
-    as values instead, and the points stand for their expectation: `Delta()`, `MonteCarlo(4)`, `Quadrature(20)`,
-    `Enumeration()`; one for all blocks, or a dict. The result has one entry for each row of the data (and of local
-    blocks) along its first axis; further axes are summed. The message to a block is its derivative with respect to μ.
+    The function takes one argument for each block, in their order, and then the named arrays of the data. Its result
+    has one entry for each row of the data (and of local blocks) along its first axis, so that rows can be weighted,
+    left out and missing; further axes are summed. What a block's argument is depends on `points` and `of`:
 
-    `of="seen"` hands a block over as a `BlockView`, whose mean and covariance do not come as a difference of moments.
-    `features(y)` is what the function takes in the place of its observations, made once for all steps.
-    The last of `data` is what is observed: where it is NaN, the entry is missing and sends no message.
+    - by default its expectation parameters μ, and the function is the *expected* log value E_q log f;
+    - for a block with `points`, a value θ, and the function is log f; the points stand for the expectation over θ;
+    - with `of="view"`, a `BlockView`, whose mean and covariance are more accurate than differences of the moments in μ.
+
+    The message to a block is the derivative of the result's sum with respect to the block's μ.
+
+    Args:
+        function: the function just described, of pure JAX operations.
+        blocks: the names of the blocks that it touches.
+        data: the names of the arrays that it takes. The last is what the factor observes: an entry of it that is NaN is
+            missing and sends no message.
+        points: `Delta()`, `MonteCarlo(4)`, `Quadrature(20)` or `Enumeration()`: one for all blocks, or a dict by block.
+        of: "expectation" or "view" ("seen" is its former name): how a block without points is given to the function.
+        features: a function of the observations whose result the factor's function takes in their place. It is computed
+            once for all steps.
+        label: the factor's name where a model is printed. (`said` is its former name.)
 
     >>> import jax.numpy as jnp, bayesrule as blr
     >>> toss = blr.Factor(lambda mu, y: y * mu[0] + (1 - y) * mu[1], "p", data="y")         # E log p^y (1 − p)^{1−y}
@@ -44,9 +64,10 @@ class Factor(eqx.Module):
     data: tuple[str, ...] = eqx.field(static=True)
     of: str = eqx.field(static=True)
     features: Callable[[Array], Array] | None = eqx.field(static=True)
-    said: str = eqx.field(static=True)
-    sees_missing: ClassVar[bool] = False
-    """Whether `value` also takes `observed`, which entries there are, and sees to the missing ones itself."""
+    label: str = eqx.field(static=True)
+    handles_missing: ClassVar[bool] = False
+    """Whether `value` takes a further argument `observed`, a mask of the observations, and leaves the missing ones out
+    itself. Otherwise the model puts an observed value in their place and sets the result's entries to 0."""
 
     def __init__(
         self,
@@ -56,57 +77,86 @@ class Factor(eqx.Module):
         points: Points | Mapping[str, Points] | None = None,
         of: str = "expectation",
         features: Callable[[Array], Array] | None = None,
+        label: str = "",
         said: str = "",
     ):
         if not callable(function):
             raise ValueError(f"A factor is a function of its blocks, got {type(function).__name__}.")
         if not blocks or not all(isinstance(name, str) for name in blocks):
             raise ValueError(f"A factor names the blocks that it touches, Factor(function, 'a', 'b'), got {blocks}.")
-        if of not in ("expectation", "seen"):
-            raise ValueError(f'of= is "expectation" (a block comes as μ) or "seen" (as its moments too), got {of!r}.')
+        if of not in ("expectation", "view", "seen"):
+            raise ValueError(
+                f'of= is "expectation" (a block comes as μ) or "view" (as a BlockView, with its moments), got {of!r}.'
+            )
         self.function = function if isinstance(function, eqx.Module | Partial) else Partial(function)
         self.blocks, self.data = tuple(blocks), (data,) if isinstance(data, str) else tuple(data)
         self.points, self.features = _by_block(points, self.blocks), features
-        self.of, self.said = of, said or getattr(function, "__name__", "function").replace("<lambda>", "function")
+        self.of = "view" if of == "seen" else of
+        self.label = label or said or getattr(function, "__name__", "function").replace("<lambda>", "function")
+
+    @property
+    def said(self) -> str:
+        """The former name of `label`."""
+        return self.label
 
     @property
     def random(self) -> bool:
-        """Whether it is looked at in random places."""
+        """Whether its points are random, so that `value` needs a key."""
         return any(points.random for points in self.points.values())
 
     def value(
         self,
-        seen: Mapping[str, BlockView],
+        views: Mapping[str, BlockView],
         data: Mapping[str, Array],
         key: Any = None,
         local: frozenset[str] = frozenset(),
     ) -> Array:
-        """E log f, an entry for each row. `local` names the blocks that have a member for each."""
+        """E_q log f, as a differentiable function of the displacements of the views.
+
+        The model calls it once for each evaluation of the objective, under `jit` and `grad`. A subclass that overrides
+        it must keep it differentiable in the views, because the derivative is the message.
+
+        Args:
+            views: a view of every block that the factor names (and possibly of others).
+            data: the arrays that the factor names, the missing entries of the last one replaced by an observed value,
+                or by `features` of it.
+            key: a random key, if `random`.
+            local: the names of the blocks that have a member for each row.
+
+        Returns:
+            an entry for each row along the first axis if the factor has data or local blocks; any shape otherwise.
+        """
         arrays = [data[name] for name in self.data]
         keys = [None] * len(self.blocks) if key is None else list(jax.random.split(key, len(self.blocks)))
-        return jnp.asarray(self._over(0, (), seen, arrays, keys, local))
+        return jnp.asarray(self._integrated(0, (), views, arrays, keys, local))
 
-    def entries(self, value: Array, seen: Mapping[str, BlockView], data: Mapping[str, Array], key: Any) -> Array:
-        """In the shape of the observations that may be missing by themselves: by default every entry of the value."""
+    def entries(self, value: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Any) -> Array:
+        """The value with an axis for every axis of the observations whose entries may be missing one by one.
+
+        The model only traces it, once before a fit, to find out whether rows that are missing in part are an error. A
+        factor that sums over such an axis overrides it; by default the value has them all.
+        """
         return value
 
-    def _over(self, place: int, views: tuple, seen: Any, arrays: list[Array], keys: list, local: Any) -> Array:
-        """The expectation over the blocks from this place on, given those before it."""
+    def _integrated(
+        self, place: int, arguments: tuple, views: Mapping[str, BlockView], arrays: list, keys: list, local: Any
+    ) -> Array:
+        """The expectation over the blocks from `place` on, for fixed arguments in the places before it."""
         if place == len(self.blocks):
-            return self.function(*views, *arrays)
+            return self.function(*arguments, *arrays)
         name = self.blocks[place]
-        rest = lambda view: self._over(place + 1, (*views, view), seen, arrays, keys, local)
+        rest = lambda argument: self._integrated(place + 1, (*arguments, argument), views, arrays, keys, local)
         if name in self.points:
-            return expected(rest, seen[name], self.points[name], keys[place], name in local)
-        return rest(seen[name].expectation if self.of == "expectation" else seen[name])
+            return expected(rest, views[name], self.points[name], keys[place], name in local)
+        return rest(views[name].expectation if self.of == "expectation" else views[name])
 
     def __str__(self) -> str:
-        given = f"; {', '.join(self.data)}" if self.data else ""
-        how = sorted({repr(points) for points in self.points.values()})
-        return f"{self.said}({', '.join(self.blocks)}{given})" + (f"  by {', '.join(how)}" if how else "")
+        data = f"; {', '.join(self.data)}" if self.data else ""
+        points = sorted({repr(points) for points in self.points.values()})
+        return f"{self.label}({', '.join(self.blocks)}{data})" + (f"  by {', '.join(points)}" if points else "")
 
 
-def _by_block(points: Any, blocks: tuple[str, ...]) -> dict[str, Points]:
+def _by_block(points: Points | Mapping[str, Points] | None, blocks: tuple[str, ...]) -> dict[str, Points]:
     if points is None:
         return {}
     if isinstance(points, Points):
@@ -118,7 +168,11 @@ def _by_block(points: Any, blocks: tuple[str, ...]) -> dict[str, Points]:
 
 
 def prior(block: str, family: ExponentialFamily) -> Factor:
-    r"""$E_q \log p(θ) = ⟨λ_0, μ⟩ − A(λ_0) + E_q\log h$ for a prior of the block's own family.
+    r"""A prior of the block's own family: $E_q \log p(θ) = ⟨λ_0, μ⟩ − A(λ_0) + E_q\log h(θ)$.
+
+    Args:
+        block: the block θ.
+        family: the prior, with natural parameters λ_0; it may serve many plates.
 
     >>> import bayesrule as blr
     >>> print(prior("rate", blr.Gamma(2.0, 1.0)))
@@ -126,16 +180,16 @@ def prior(block: str, family: ExponentialFamily) -> Factor:
     """
     if not isinstance(family, ExponentialFamily):
         raise ValueError(f"prior({block!r}, …) takes a member of the block's family, got {type(family).__name__}.")
-    return Factor(Partial(_prior, family), block, of="seen", said=f"{type(family).__name__} prior")
+    return Factor(Partial(_prior, family), block, of="view", label=f"{type(family).__name__} prior")
 
 
-def _prior(family: Any, seen: BlockView) -> Array:
-    q = seen.q
+def _prior(family: ExponentialFamily, view: BlockView) -> Array:
+    q = view.q
     kind = type(q.of) if hasattr(q, "of") else type(q)
     if kind is not type(family):
         raise ValueError(f"the prior is a {type(family).__name__} and the block a {kind.__name__}.")
     natural = family.natural()
-    base = family.expected_log_base() if family.constant_base() else seen.member.expected_log_base()
-    value = family.inner(natural, seen.expectation) - family.log_partition(natural) + base
-    plates = jax.eval_shape(lambda: q.log_partition(q.natural())).shape  # one prior may serve many plates
-    return jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, plates))
+    base = family.expected_log_base() if family.constant_base() else view.member.expected_log_base()
+    value = family.inner(natural, view.expectation) - family.log_partition(natural) + base
+    # One prior may serve many plates, each of which counts.
+    return jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, batch_shape(q)))

@@ -1,4 +1,10 @@
-"""Factors through linear predictors: each row's output is Gaussian under q, so a grid over outputs is enough."""
+r"""Factors through linear predictors: each row's output is Gaussian under q, so an integral over outputs is enough.
+
+A likelihood log p(y_n | f_n) that depends on Gaussian blocks w only through f_n = x_n·w has
+$E_q\log p(y_n \mid f_n) = ∫ N(f \mid m_n, v_n)\log p(y_n \mid f)\,df$ with m_n = x_n·E w and v_n = x_nᵀ Cov(w) x_n: one
+dimension (or as many as there are outputs), however large w is. m_n and v_n are read off the block views, so the
+derivative in the views' displacement is the message to w, as for any other factor.
+"""
 
 from __future__ import annotations
 
@@ -21,15 +27,26 @@ from .factor import Factor
 class LinearFactor(Factor):
     r"""$\log p(y_n \mid f_n)$ through linear predictors $f_n = \sum_b x_n^b · w_b$ of Gaussian blocks.
 
-    Under q each $f_n$ is Gaussian, so its expectation needs points over $f_n$ only, however large the blocks are:
-    `function(f, y, *others)` is the log-likelihood of one row, with f a number (or a vector, of several outputs) and
-    the remaining blocks as μ. `closed(mean, variance, y, *others)` is its expectation, where there is a formula;
-    `conjugate` says that it is quadratic in f. `predictors` names each block's inputs in the data, or None where the
-    block's entries are themselves the outputs.
-    A row's message lives in the outputs' space too: $\tildeλ_n = (ν_n, −½κ_n)$ in the terms of $f_n$.
+    A row's message is Gaussian in its output: $\tildeλ_n = (ν_n, −½κ_n)$, for the term $ν_nf_n − ½κ_nf_n^2$. `Sites`
+    and `leave_one_out` keep and remove rows in these terms, which need no memory of the blocks' size.
+
+    Args:
+        function: `function(f, y, *others)`, the log-likelihood of one row: f is a number, or a vector where a row has
+            several outputs; the other blocks come as their expectation parameters μ.
+        predictors: the name of each Gaussian block's inputs in the data, {"w": "x"}, or None where the block's entries
+            are the outputs themselves.
+        others: the other blocks that the function takes.
+        data: what the factor observes, y.
+        points: how the integral over f is computed: `Quadrature(n)`, `MonteCarlo(n)`, or `Delta()` (second order at the
+            mean).
+        closed: `closed(mean, variance, y, *others)`, the expectation over f ~ N(mean, variance) in closed form, for one
+            row and one output; it takes the place of `points`.
+        conjugate: that log p is quadratic in f, so that leave-one-out densities have a closed form. `closed` is then
+            called once with all rows, and must be elementwise.
+        label: the factor's name where a model is printed.
     """
 
-    spread: Points
+    integration: Points
     closed: Any
     predictors: tuple[tuple[str, str | None], ...] = eqx.field(static=True)
     conjugate: bool = eqx.field(static=True)
@@ -43,122 +60,142 @@ class LinearFactor(Factor):
         points: Points,
         closed: Callable[..., Any] | None = None,
         conjugate: bool = False,
-        said: str = "",
+        label: str = "",
     ):
         inputs = [x for x in predictors.values() if x is not None]
-        Factor.__init__(self, function, *predictors, *others, data=(*inputs, data), of="seen", said=said)
-        self.predictors, self.spread, self.conjugate = tuple(predictors.items()), points, conjugate
+        Factor.__init__(self, function, *predictors, *others, data=(*inputs, data), of="view", label=label)
+        self.predictors, self.integration, self.conjugate = tuple(predictors.items()), points, conjugate
         self.closed = closed if closed is None or isinstance(closed, Partial) else Partial(closed)
 
     @property
     def random(self) -> bool:
-        return self.spread.random and self.closed is None
+        return self.integration.random and self.closed is None
 
-    def width(self, block: Any) -> int:
-        """How many inputs a row has for a block."""
+    def input_width(self, block: Any) -> int:
+        """How many inputs a row of the data has for a block of q."""
         shape = jnp.shape(block.mode())
         return shape[-1] if shape else 1
 
     def value(
         self,
-        seen: Mapping[str, BlockView],
+        views: Mapping[str, BlockView],
         data: Mapping[str, Array],
         key: Any = None,
         local: frozenset[str] = frozenset(),
     ) -> Array:
-        return self.given(*self.outputs(seen, data, local), seen, data, key)
+        return self.expected_log_likelihood(*self.outputs(views, data, local), views, data, key)
 
     def outputs(
-        self, seen: Mapping[str, BlockView], data: Mapping[str, Array], local: frozenset[str] = frozenset()
+        self, views: Mapping[str, BlockView], data: Mapping[str, Array], local: frozenset[str] = frozenset()
     ) -> tuple[Array, Array]:
-        """Every row's mean and (co)variance of f."""
-        parts = [_projected(seen[name], None if x is None else data[x], name in local) for name, x in self.predictors]
+        """The mean of every row's f, (N,) or (N, K), and its variance, or covariance (N, K, K) of dependent outputs."""
+        parts = [_projected(views[name], None if x is None else data[x], name in local) for name, x in self.predictors]
         mean = sum((part[0] for part in parts[1:]), start=parts[0][0])
-        spreads = [part[1] for part in parts]
-        if any(spread.ndim > mean.ndim for spread in spreads):  # outputs that depend on each other
-            spreads = [s if s.ndim > mean.ndim else s[..., None] * jnp.eye(s.shape[-1], dtype=s.dtype) for s in spreads]
-        return mean, sum(spreads[1:], start=spreads[0])
+        covariances = [part[1] for part in parts]
+        if any(cov.ndim > mean.ndim for cov in covariances):
+            # One block makes the outputs depend on each other: the variances of the others become matrices too.
+            covariances = [
+                cov if cov.ndim > mean.ndim else cov[..., None] * jnp.eye(cov.shape[-1], dtype=cov.dtype)
+                for cov in covariances
+            ]
+        return mean, sum(covariances[1:], start=covariances[0])
 
-    def given(
-        self, mean: Array, spread: Array, seen: Mapping[str, BlockView], data: Mapping[str, Array], key: Any
+    def expected_log_likelihood(
+        self, mean: Array, covariance: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Any
     ) -> Array:
-        """E log p(y_n | f_n) for every row, from its outputs' moments."""
-        row, y = self._row(seen), data[self.data[-1]]
+        """E log p(y_n | f_n) of every row, for f_n ~ N(mean, covariance).
+
+        `Sites` differentiates it in the two moments: the derivatives are the row's message in the terms of its output.
+
+        Args:
+            mean: the outputs' means, as `outputs` returns them.
+            covariance: their variances or covariances.
+            views: the blocks, of which only the `others` are read.
+            data: the arrays that the factor names.
+            key: a random key, if `random`.
+        """
+        row, y = self._row(views), data[self.data[-1]]
         if len(mean) != len(y):
             raise ValueError(
                 f"{len(mean)} outputs and {len(y)} rows of {self.data[-1]!r}: every output needs its row, NaN where it "
                 "is missing. A block whose entries are the outputs takes no mini-batches; one with inputs does."
             )
         if self.closed is not None:
-            others = self._others(seen)
-            if spread.ndim > mean.ndim:  # a formula for each output by itself
-                spread = jnp.diagonal(spread, axis1=-2, axis2=-1)
-            if self.conjugate:  # entry by entry, so that a known precision may have an entry for each
-                value = self.closed(mean, spread, y, *others)
+            others = self._others(views)
+            variance = covariance
+            if covariance.ndim > mean.ndim:  # the formula is one of each output by itself
+                variance = jnp.diagonal(covariance, axis1=-2, axis2=-1)
+            if self.conjugate:  # without vmap, so that a constant precision may have an entry for each row
+                value = self.closed(mean, variance, y, *others)
                 if value.shape != mean.shape:
-                    raise ValueError(f"the precision's shape makes {value.shape} out of outputs {mean.shape}.")
+                    raise ValueError(
+                        f"the precision does not broadcast to the outputs: the result has the shape {value.shape}, and "
+                        f"the outputs have {mean.shape}."
+                    )
                 return value
-            return jax.vmap(lambda m, v, y: self.closed(m, v, y, *others))(mean, spread, y)
-        if self.spread.delta:
-            return _at_mean(row, mean, spread, y)
-        values, weights = _on_grid(row, mean, spread, y, self.spread, key)
+            return jax.vmap(lambda m, v, y: self.closed(m, v, y, *others))(mean, variance, y)
+        if self.integration.delta:
+            return _second_order_at_mean(row, mean, covariance, y)
+        values, weights = _at_points(row, mean, covariance, y, self.integration, key)
         return jnp.tensordot(weights, values, axes=1)
 
-    def density(self, mean: Array, spread: Array, seen: Mapping[str, BlockView], data: Mapping[str, Array]) -> Array:
-        """log E p(y_n | f_n) for every row, by a fine grid over its outputs."""
+    def log_predictive(
+        self, mean: Array, covariance: Array, views: Mapping[str, BlockView], data: Mapping[str, Array]
+    ) -> Array:
+        """log E p(y_n | f_n) of every row, for f_n ~ N(mean, covariance), by a fine grid. For `leave_one_out`."""
         order = 64 if mean.ndim == 1 else max(4, int(4096 ** (1 / mean.shape[-1])))
-        row = self._row(seen)
+        row = self._row(views)
         summed = lambda f, y: jnp.sum(row(f, y))
-        values, weights = _on_grid(summed, mean, spread, data[self.data[-1]], Quadrature(order), None)
+        values, weights = _at_points(summed, mean, covariance, data[self.data[-1]], Quadrature(order), None)
         return jax.nn.logsumexp(values, axis=0, b=weights[:, None])
 
-    def _others(self, seen: Mapping[str, BlockView]) -> list[Any]:
-        return [seen[name].expectation for name in self.blocks[len(self.predictors) :]]
+    def _others(self, views: Mapping[str, BlockView]) -> list[Any]:
+        return [views[name].expectation for name in self.blocks[len(self.predictors) :]]
 
-    def _row(self, seen: Mapping[str, BlockView]) -> Callable[[Array, Any], Array]:
-        others = self._others(seen)
+    def _row(self, views: Mapping[str, BlockView]) -> Callable[[Array, Any], Array]:
+        others = self._others(views)
         return lambda f, y: self.function(f, y, *others)
 
     def __str__(self) -> str:
         terms = " + ".join(name if x is None else f"{x}·{name}" for name, x in self.predictors)
-        more = "".join(f", {name}" for name in self.blocks[len(self.predictors) :])
-        how = "in closed form" if self.closed is not None else f"by {self.spread!r} over the outputs"
-        return f"{self.said}({terms}{more}; {self.data[-1]})  {how}"
+        others = "".join(f", {name}" for name in self.blocks[len(self.predictors) :])
+        how = "in closed form" if self.closed is not None else f"by {self.integration!r} over the outputs"
+        return f"{self.label}({terms}{others}; {self.data[-1]})  {how}"
 
 
-def _projected(seen: BlockView, x: Array | None, local: bool) -> tuple[Array, Array]:
-    """The mean and (co)variance of a Gaussian block's outputs x_n·w, or x_n·w_n of a local one."""
-    mean, spread = seen.mean, seen.covariance
-    dense = spread.ndim > mean.ndim
+def _projected(view: BlockView, x: Array | None, local: bool) -> tuple[Array, Array]:
+    """The mean and (co)variance of a Gaussian block's outputs: x_n·w, x_n·w_n of a local block, w_n without inputs."""
+    mean, covariance = view.mean, view.covariance
+    dense = covariance.ndim > mean.ndim
     if local and x is not None:
-        variance = jnp.einsum("np,npq,nq->n", x, spread, x) if dense else jnp.sum(x**2 * spread, axis=-1)
+        variance = jnp.einsum("np,npq,nq->n", x, covariance, x) if dense else jnp.sum(x**2 * covariance, axis=-1)
         return jnp.sum(x * mean, axis=-1), variance
     if x is None:
-        own = mean.ndim == 1 and dense  # one Gaussian over all rows
-        return mean, jnp.diagonal(spread, axis1=-2, axis2=-1) if own else spread
-    shape = jnp.shape(seen.q.mode())
+        one_for_all_rows = mean.ndim == 1 and dense
+        return mean, jnp.diagonal(covariance, axis1=-2, axis2=-1) if one_for_all_rows else covariance
+    shape = jnp.shape(view.q.mode())
     if len(shape) == 1:
-        return x @ mean, jnp.sum((x @ spread) * x, axis=-1) if dense else x**2 @ spread
+        return x @ mean, jnp.sum((x @ covariance) * x, axis=-1) if dense else x**2 @ covariance
     if not dense:  # w is (K, P), its entries independent
-        return x @ mean.T, x**2 @ spread.T
+        return x @ mean.T, x**2 @ covariance.T
     if mean.ndim == 2:  # K plates of P weights
-        return x @ mean.T, jnp.einsum("np,kpq,nq->nk", x, spread, x)
-    outputs, size = shape  # one Gaussian over (K, P)
-    joint = spread.reshape(outputs, size, outputs, size)
+        return x @ mean.T, jnp.einsum("np,kpq,nq->nk", x, covariance, x)
+    outputs, size = shape  # one Gaussian over all of (K, P)
+    joint = covariance.reshape(outputs, size, outputs, size)
     return x @ mean.reshape(outputs, size).T, jnp.einsum("np,kplq,nq->nkl", x, joint, x)
 
 
-def _at_mean(row: Callable, mean: Array, spread: Array, y: Any) -> Array:
-    """The delta method to second order: its derivatives are those of f ↦ log p(y | f) at the mean."""
-    curved = jax.lax.stop_gradient(jax.vmap(jax.hessian(lambda f, y: jnp.sum(row(f, y))))(mean, y))
-    letters = "n,n->n" if mean.ndim == 1 else "nkk,nk->n" if spread.ndim == mean.ndim else "nkl,nkl->n"
+def _second_order_at_mean(row: Callable, mean: Array, covariance: Array, y: Any) -> Array:
+    """log p(y | m) + ½⟨∇²log p(y | m), V⟩: its derivatives in m and V are those of log p at the mean (Newton's)."""
+    hessian = jax.lax.stop_gradient(jax.vmap(jax.hessian(lambda f, y: jnp.sum(row(f, y))))(mean, y))
+    letters = "n,n->n" if mean.ndim == 1 else "nkk,nk->n" if covariance.ndim == mean.ndim else "nkl,nkl->n"
     value = jax.vmap(row)(mean, y)
-    more = 0.5 * jnp.einsum(letters, curved, spread)
-    return value + more if value.ndim == 1 else jnp.sum(value, axis=tuple(range(1, value.ndim))) + more
+    correction = 0.5 * jnp.einsum(letters, hessian, covariance)
+    return value + correction if value.ndim == 1 else jnp.sum(value, axis=tuple(range(1, value.ndim))) + correction
 
 
-def _on_grid(row: Callable, mean: Array, spread: Array, y: Any, points: Any, key: Any) -> tuple[Array, Array]:
-    """row(f_n, y_n) for points f_n around the mean, (S, N), and the points' weights."""
+def _at_points(row: Callable, mean: Array, covariance: Array, y: Any, points: Any, key: Any) -> tuple[Array, Array]:
+    """row(f_n, y_n) at points f_n = m_n + V_n^{1/2} z_s, (S, N), and the points' weights (S,)."""
     if isinstance(points, Quadrature):
         nodes, weights = grid(points.order, 1 if mean.ndim == 1 else mean.shape[-1])
         noise = (nodes if mean.ndim == 1 else nodes[:, None, :]).astype(mean.dtype)
@@ -168,11 +205,12 @@ def _on_grid(row: Callable, mean: Array, spread: Array, y: Any, points: Any, key
         half = normals(key, mean, (points.samples // (2 if points.antithetic else 1),))
         noise = jnp.concatenate([half, -half]) if points.antithetic else half
         weights = jnp.full(points.samples, 1 / points.samples)
-    if spread.ndim == mean.ndim:
-        # An output that does not vary (x = 0) has no derivative of its spread, rather than an infinite one.
-        varies = spread > 0
-        spots = mean + jnp.where(varies, jnp.sqrt(jnp.where(varies, spread, 1.0)), 0.0) * noise
+    if covariance.ndim == mean.ndim:
+        # The square root has an infinite derivative at 0, the variance of an output that is constant (x = 0): such an
+        # output has one point, and its variance no derivative.
+        varies = covariance > 0
+        outputs = mean + jnp.where(varies, jnp.sqrt(jnp.where(varies, covariance, 1.0)), 0.0) * noise
     else:
-        root = jnp.linalg.cholesky(spread)
-        spots = mean + jnp.einsum("nkl,snl->snk", root, jnp.broadcast_to(noise, (noise.shape[0], *mean.shape)))
-    return jax.vmap(lambda f: jax.vmap(row)(f, y))(spots), weights.astype(mean.dtype)
+        root = jnp.linalg.cholesky(covariance)
+        outputs = mean + jnp.einsum("nkl,snl->snk", root, jnp.broadcast_to(noise, (noise.shape[0], *mean.shape)))
+    return jax.vmap(lambda f: jax.vmap(row)(f, y))(outputs), weights.astype(mean.dtype)

@@ -23,7 +23,16 @@ from ..objectives.batches import Weighted
 from ..objectives.regularizers import Flat, Regularizer
 from ..steps.schedule import number
 from .block_view import BlockView
-from .data import Masked, Ragged, Rows, missing, observed_part, values_of, where_observed, whole_or_absent
+from .data import (
+    Masked,
+    Ragged,
+    Rows,
+    check_rows_are_complete,
+    has_nonfinite,
+    observed_data,
+    values_of,
+    zero_where_missing,
+)
 from .factor import Factor, prior
 
 _FEATURES = "features of "
@@ -194,7 +203,7 @@ class Model(AbstractObjective):
         """The rows, with what the factors make of their observations."""
         rows = self.taken(batch)
         made = {
-            _FEATURES + name: factor.features(observed_part(factor, rows)[0][factor.data[-1]])
+            _FEATURES + name: factor.features(observed_data(factor, rows)[0][factor.data[-1]])
             for name, factor in self.factors.items()
             if factor.features is not None
         }
@@ -235,7 +244,7 @@ class Model(AbstractObjective):
     def observations(self, name: str, batch: Rows) -> tuple[dict[str, Array], Array | None]:
         """A factor's data as it takes them, and which entries of what it observes there are (None: all)."""
         factor = self.factors[name]
-        data, observed = observed_part(factor, batch)
+        data, observed = observed_data(factor, batch)
         if factor.features is not None:
             made = batch.examples.get(_FEATURES + name)
             data[factor.data[-1]] = factor.features(data[factor.data[-1]]) if made is None else made
@@ -245,18 +254,18 @@ class Model(AbstractObjective):
         """One factor's E log f, an entry for each row; 0 where the observation is missing."""
         factor = self.factors[name]
         data, observed = self.observations(name, batch)
-        more = {"observed": observed} if factor.sees_missing else {}
+        more = {"observed": observed} if factor.handles_missing else {}
         try:
             value = factor.value(seen, data, key, frozenset(self.local), **more)
         except (TypeError, ValueError) as error:
             blocks = {n: _shapes(seen[n].q) for n in factor.blocks}
             arrays = {n: jnp.shape(x) for n, x in data.items()}
             raise ValueError(f"Factor {name!r} on blocks {blocks} with data {arrays}: {error}") from error
-        if observed is None or factor.sees_missing:
+        if observed is None or factor.handles_missing:
             return value
         if isinstance(batch.examples[factor.data[-1]], Ragged) and value.ndim < 2:
             return value  # a factor that adds a row's entries up sees to its filling itself
-        return where_observed(name, observed, value)
+        return zero_where_missing(name, observed, value)
 
     def terms(self, seen: Mapping[str, BlockView], batch: PyTree, key: Any = None) -> dict[str, Array]:
         """Every factor's E log f, scaled to all of the data and summed."""
@@ -360,7 +369,7 @@ class Model(AbstractObjective):
         for name, factor in self.factors.items():
             arrays = [batch.examples[other] for other in factor.data]
             for other, array in zip(factor.data[:-1], arrays[:-1], strict=True):
-                if missing(array):
+                if has_nonfinite(array):
                     raise ValueError(
                         f"Factor {name!r} is given {other!r}, which has entries that are not finite: only what it "
                         f"observes, {factor.data[-1]!r}, may be missing."
@@ -372,7 +381,7 @@ class Model(AbstractObjective):
                 continue
             partial_rows = isinstance(arrays[-1], Masked) or np.issubdtype(values_of(arrays[-1]).dtype, np.floating)
             if partial_rows and len(shape) < len(arrays[-1].shape):
-                whole_or_absent(name, factor.data[-1], arrays[-1], shape)
+                check_rows_are_complete(name, factor.data[-1], arrays[-1], shape)
 
     def explain_not_finite(self, q: Product, data: PyTree) -> str:
         """Which factor's value or message is not finite, and for which block."""

@@ -1,4 +1,10 @@
-"""Factors of sequences: the hidden states of a Markov chain summed out, for any factor of one step."""
+r"""Factors of sequences: the hidden states of a Markov chain summed out, for any factor of one step.
+
+For fixed E log π, E log A and E log f(y_t | k), the bound at the best q(z) of a sequence is the log-normaliser of a
+chain with these as its log-potentials, which the forward algorithm computes. Its derivatives in the potentials are the
+marginals of forward–backward; so, through the block views, they are the messages to the blocks of π, A and f, and no
+backward pass is written.
+"""
 
 from __future__ import annotations
 
@@ -20,79 +26,88 @@ _HINT = "Sequences are (N, T, …): bayesrule.models.sequences.sequences(y) make
 class SequenceFactor(Factor):
     r"""$\log \sum_z \exp[E\log π_{z_1} + \sum_t E\log A_{z_t z_{t+1}} + \sum_t E\log f(y_t \mid z_t)]$, row by row.
 
-    A row is a sequence: data are (N, T, …). `components` is a factor of one step whose blocks have a plate for each of
-    K states; one with points gets the steps' data as they are, (N·T, …), and returns (K, N·T, …). `initial` and
-    `transitions` are Dirichlet blocks, (K,) and (K, K), or known probabilities.
+    A row is a sequence: data are (N, T, …). A step without observations has a likelihood of 1 under every state; the
+    steps after a row's last observation do not exist, so that a row that ends in NaN is a shorter sequence.
 
-    A step without observations says nothing of its state, and what follows the last observation is not there at all: a
-    row that ends in NaN is a shorter sequence.
+    Args:
+        initial: π, a Dirichlet block (K,) or known probabilities.
+        transitions: A, a Dirichlet block with a plate for each state, (K, K), or known probabilities.
+        components: a factor of one step whose blocks have a plate for each of the K states. If it has points, it gets
+            the data of all steps as they are, (N·T, …), and returns (K, N·T, …).
     """
 
     components: Factor
-    known: dict[str, Array]
-    chain: tuple[str | None, str | None] = eqx.field(static=True)
-    sees_missing: ClassVar[bool] = True
+    constants: dict[str, Array]
+    chain_blocks: tuple[str | None, str | None] = eqx.field(static=True)
+    handles_missing: ClassVar[bool] = True
 
     def __init__(self, initial: str | Array, transitions: str | Array, components: Factor):
         if not isinstance(components, Factor) or not components.data:
             raise ValueError("components= is a factor of one step's observations, such as normal('y', joint='states').")
-        given = {"initial": initial, "transitions": transitions}
-        self.known = {role: jnp.asarray(x, float) for role, x in given.items() if not isinstance(x, str)}
-        first, second = (x if isinstance(x, str) else None for x in given.values())
+        arguments = {"initial": initial, "transitions": transitions}
+        self.constants = {role: jnp.asarray(x, float) for role, x in arguments.items() if not isinstance(x, str)}
+        first, second = (x if isinstance(x, str) else None for x in arguments.values())
         names = tuple(name for name in (first, second, *components.blocks) if name is not None)
         Factor.__init__(
             self,
-            _unused,
+            _never_called,
             *dict.fromkeys(names),
             data=components.data,
-            of="seen",
-            features=None if components.features is None else _PerStep(components.features),
-            said=f"hidden_markov of {components.said}",
+            of="view",
+            features=None if components.features is None else _FeaturesOfSteps(components.features),
+            label=f"hidden_markov of {components.label}",
         )
-        self.components, self.chain = components, (first, second)
+        self.components, self.chain_blocks = components, (first, second)
 
     @property
     def random(self) -> bool:
         return self.components.random
 
-    def log_chain(self, seen: Mapping[str, BlockView]) -> tuple[Float[Array, " K"], Float[Array, "K K"]]:
+    def log_chain(self, views: Mapping[str, BlockView]) -> tuple[Float[Array, " K"], Float[Array, "K K"]]:
         """E log π and E log A."""
-        found = []
-        for name, role in zip(self.chain, ("initial", "transitions"), strict=True):
-            found.append(jnp.log(self.known[role]) if name is None else seen[name].expectation)
-        return found[0], found[1]
+        initial, transitions = (
+            jnp.log(self.constants[role]) if name is None else views[name].expectation
+            for name, role in zip(self.chain_blocks, ("initial", "transitions"), strict=True)
+        )
+        return initial, transitions
 
-    def terms(
-        self, seen: Mapping[str, BlockView], data: Mapping[str, Array], key: Any = None
+    def step_terms(
+        self, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Any = None
     ) -> Float[Array, "N T K ..."]:
-        """E log f of every step of every sequence under every state, and of every entry that has a term of its own."""
-        observed = data[self.data[-1]]
-        if observed.ndim < 2:
-            raise ValueError(f"sequences are (N, T, …), one for each row, got {observed.shape}: add an axis, y[None].")
-        lead = observed.shape[:2]
+        """E log f(y_t | k) of every step and state, and of every entry of a step that has a term of its own."""
+        observations = data[self.data[-1]]
+        if observations.ndim < 2:
+            raise ValueError(
+                f"sequences are (N, T, …), one for each row, got {observations.shape}: add an axis, y[None]."
+            )
+        lead = observations.shape[:2]
         arrays = {name: data[name].reshape((-1, *data[name].shape[2:])) for name in self.data}
         if self.components.points:
-            found = jnp.moveaxis(self.components.value(seen, arrays, key), 0, 1)
+            terms = jnp.moveaxis(self.components.value(views, arrays, key), 0, 1)
         else:
-            arrays[self.data[-1]] = arrays[self.data[-1]][:, None]  # a step beside all plates
-            found = self.components.value(seen, arrays, key)
-        if found.ndim < 2 or found.shape[0] != lead[0] * lead[1]:
+            # (N·T, 1, …) broadcasts every step against the plates of all states.
+            arrays[self.data[-1]] = arrays[self.data[-1]][:, None]
+            terms = self.components.value(views, arrays, key)
+        if terms.ndim < 2 or terms.shape[0] != lead[0] * lead[1]:
             raise ValueError(
-                f"the components return {found.shape} for {lead[0] * lead[1]} steps and their states. {_HINT}"
+                f"the components return {terms.shape} for {lead[0] * lead[1]} steps and their states. {_HINT}"
             )
-        return found.reshape((*lead, *found.shape[1:]))
+        return terms.reshape((*lead, *terms.shape[1:]))
 
-    def entries(self, value: Array, seen: Mapping[str, BlockView], data: Mapping[str, Array], key: Any) -> Array:
-        return self.terms(seen, data, key)[:, :, 0]
+    def entries(self, value: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Any) -> Array:
+        return self.step_terms(views, data, key)[:, :, 0]
 
     def log_likelihoods(
-        self, seen: Mapping[str, BlockView], data: Mapping[str, Array], observed: Array | None, key: Any = None
+        self, views: Mapping[str, BlockView], data: Mapping[str, Array], observed: Array | None, key: Any = None
     ) -> tuple[Float[Array, "N T K"], Int[Array, " N"] | None]:
-        """E log f of every step under every state, 0 where nothing was observed, and every sequence's length."""
-        found = self.terms(seen, data, key)
+        """E log f(y_t | k) of every step and state, 0 where nothing was observed, and every sequence's length.
+
+        `observed` is a mask in the shape of the observations; without it all is observed, and the lengths are None.
+        """
+        terms = self.step_terms(views, data, key)
         if observed is not None:
-            found = jnp.where(_beside_states(observed, found.ndim), found, 0.0)
-        total = jnp.sum(found, axis=tuple(range(3, found.ndim)))
+            terms = jnp.where(_term_mask(observed, terms.ndim), terms, 0.0)
+        total = jnp.sum(terms, axis=tuple(range(3, terms.ndim)))
         if observed is None:
             return total, None
         present = jnp.any(observed.reshape((*observed.shape[:2], -1)), axis=-1)
@@ -100,36 +115,37 @@ class SequenceFactor(Factor):
 
     def value(
         self,
-        seen: Mapping[str, BlockView],
+        views: Mapping[str, BlockView],
         data: Mapping[str, Array],
         key: Any = None,
         local: frozenset[str] = frozenset(),
         observed: Array | None = None,
     ) -> Float[Array, " N"]:
-        likelihoods, lengths = self.log_likelihoods(seen, data, observed, key)
-        return log_normalizer(*self.log_chain(seen), likelihoods, lengths)
+        log_likelihoods, lengths = self.log_likelihoods(views, data, observed, key)
+        return log_normalizer(*self.log_chain(views), log_likelihoods, lengths)
 
 
 @dataclasses.dataclass(frozen=True)
-class _PerStep:
-    """What a factor makes of its observations, for all steps of all sequences."""
+class _FeaturesOfSteps:
+    """The components' `features`, of all steps of all sequences. A class, and not a closure, so that equal ones compare
+    equal: it is a static field, and a new one would compile every fit again."""
 
     features: Callable[[Array], Array]
 
     def __call__(self, y: Array) -> Array:
-        made = self.features(y.reshape((-1, *y.shape[2:])))
-        if made.shape[0] != y.shape[0] * y.shape[1]:
+        features = self.features(y.reshape((-1, *y.shape[2:])))
+        if features.shape[0] != y.shape[0] * y.shape[1]:
             raise ValueError(f"{y.shape} are not sequences of such steps. {_HINT}")
-        return made.reshape((*y.shape[:2], *made.shape[1:]))
+        return features.reshape((*y.shape[:2], *features.shape[1:]))
 
 
-def _beside_states(observed: Bool[Array, "N T ..."], ndim: int) -> Bool[Array, "N T 1 ..."]:
-    """Which of the terms (N, T, K, …) were observed; a step that is taken whole needs all of its entries."""
+def _term_mask(observed: Bool[Array, "N T ..."], ndim: int) -> Bool[Array, "N T 1 ..."]:
+    """Which of the terms (N, T, K, …) were observed. A term of several entries needs all of them."""
     entries = ndim - 3
     if observed.ndim - 2 > entries:
         observed = jnp.all(observed, axis=tuple(range(2 + entries, observed.ndim)))
     return observed.reshape((*observed.shape[:2], 1, *observed.shape[2:], *(1,) * (ndim - 1 - observed.ndim)))
 
 
-def _unused(*_: Any) -> None:
-    return None
+def _never_called(*_: Any) -> None:
+    """In the place of `Factor.function`: `value` computes the expectation itself."""

@@ -1,4 +1,9 @@
-"""Sites: every factor's message kept by itself, λ = Σ λ̃ᵢ (`eq:blr_local`)."""
+r"""Sites: every factor's message stored by itself, $λ = \sum_i\tildeλ_i$ (`eq:blr_local`).
+
+The rule on λ is a rule on the messages that λ is the sum of: $\tildeλ_i ← (1−ρ)\tildeλ_i + ρ∇_μE_q\log f_i$. Storing
+them costs memory for each row, and pays twice: a mini-batch replaces its own messages exactly, so that nothing has to
+be scaled by N/M and no noise remains at the fixed point, and a row can be removed from q by subtracting its message.
+"""
 
 from __future__ import annotations
 
@@ -13,34 +18,40 @@ from ..curvature.measurement import Measurement
 from ..families.product import Product
 from ..points.base import Points
 from .block_view import BlockView
-from .data import Rows, observed_part
+from .data import Rows, observed_data
 from .linear_factor import LinearFactor
 from .model import Model
 
 
 class Sites(Curvature):
-    r"""The gradient in μ, its parts kept: $\tildeλ_i ← (1−ρ)\tildeλ_i + ρ∇_μE_q\log f_i$, $λ = \sum_i\tildeλ_i$.
+    r"""The gradient in μ as a sum of stored messages: $\tildeλ_i ← (1−ρ)\tildeλ_i + ρ∇_μE_q\log f_i$ (`eq:blr_local`).
 
-    One site for each factor, and for each row of one that has rows (in the space of its output, where that is linear in
-    the blocks). A mini-batch renews its own sites only; since the others stay as they are, nothing is scaled by N/M and
-    repeated passes converge to the same q as the whole data. What q started from is a site too, which fades.
+    There is one site for each factor, and one for each row of a factor that has rows (in the space of its output, if
+    that is linear in the blocks). A mini-batch updates its own sites only; the others keep their values, so nothing is
+    scaled by N/M and repeated passes converge to the same q as the full data. The natural parameters that q starts from
+    are a site too, which decays with every step.
     """
 
     meaning: ClassVar[str] = "∇_μ E_q log f of every factor and row, each kept (eq:blr_local)"
     remembers: ClassVar[bool] = True
 
     def initial_aux(self, objective: Any, q: Any) -> PyTree:
-        """No site has been looked at yet, and what q starts from is all there is."""
+        """Zeros for every site, and the natural parameters that q starts from."""
         if not isinstance(objective, Model):
             raise ValueError("Sites() keeps the messages of a model's factors: give a blr.Model, or use Gradient().")
         if objective.local:
-            raise ValueError("Sites() are for blocks that all rows share; local blocks are their own sites: use vmp().")
+            raise ValueError(
+                "Sites() are for blocks that all rows share; the q of a local block is its own site: use vmp()."
+            )
         if objective.size is None and objective.names:
-            raise ValueError("Sites() keep something for each row of the data: pass Model(…, size=N).")
+            raise ValueError(
+                "Sites() keep a message for each row of the data, so their number must be known: pass Model(…, size=N)."
+            )
         sites = {name: self._empty(objective, name, q) for name in objective.factors}
         return {"start": q.natural(), "factors": sites}
 
     def _empty(self, model: Model, name: str, q: Product) -> PyTree:
+        """A factor's sites, all zero."""
         factor = model.factors[name]
         zeros = lambda tree, *lead: jax.tree.map(lambda x: jnp.zeros((*lead, *x.shape), x.dtype), tree)
         natural = q.natural()
@@ -48,92 +59,99 @@ class Sites(Curvature):
             return {block: zeros(natural[block]) for block in factor.blocks}
         if not isinstance(factor, LinearFactor):
             return {block: zeros(natural[block], model.size) for block in factor.blocks}
-        inputs = {x: jnp.zeros((1, factor.width(q.blocks[b]))) for b, x in factor.predictors if x is not None}
-        seen = {b: BlockView(q.blocks[b]) for b, _ in factor.predictors}
-        mean, spread = jax.eval_shape(lambda: factor.outputs(seen, inputs))
-        rows = lambda like: jnp.zeros((model.size, *like.shape[1:]), like.dtype)
+        inputs = {x: jnp.zeros((1, factor.input_width(q.blocks[b]))) for b, x in factor.predictors if x is not None}
+        views = {b: BlockView(q.blocks[b]) for b, _ in factor.predictors}
+        mean, covariance = jax.eval_shape(lambda: factor.outputs(views, inputs))
+        zero_rows = lambda like: jnp.zeros((model.size, *like.shape[1:]), like.dtype)
         others = {block: zeros(natural[block], model.size) for block in factor.blocks[len(factor.predictors) :]}
-        return {"outputs": (rows(mean), rows(spread)), "others": others}
+        return {"outputs": (zero_rows(mean), zero_rows(covariance)), "others": others}
 
     def measure(self, objective: Any, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
         rows, fresh = objective.taken(batch), {}
-        # λ is the sum of the sites as they are: what changes is those that are looked at, and the start, which goes.
+        # ∇_μ E log p = Σ_i new message_i. Since λ = start + Σ_i site_i, that is λ − start + Σ_i (new message_i −
+        # site_i), where only the sites of this batch have new messages.
         total = jax.tree.map(jnp.subtract, q.natural(), aux["start"])
         for name in objective.factors:
             fresh[name] = message(objective, name, q, rows, objective.key_of(name, key))
-            old = _picked(objective, name, aux["factors"][name], rows.index)
+            old = _sites_of_batch(objective, name, aux["factors"][name], rows.index)
             change = jax.tree.map(jnp.subtract, fresh[name], old)
-            for block, part in pulled(objective, name, q, rows, change).items():
+            for block, part in summed_over_rows(objective, name, q, rows, change).items():
                 total[block] = jax.tree.map(jnp.add, total[block], part)
         value, _ = objective.expected(q, None, batch, None, key)
         gradient, curvature = q.derivatives(jax.tree.map(jnp.negative, total))
         return Measurement(value, gradient, curvature, {"fresh": fresh, "rows": rows.index})
 
     def updated_aux(self, objective: Any, before: PyTree, measured: PyTree, rate: Any) -> PyTree:
-        """Every site that was looked at, moved as λ has been: by ρ of the way."""
-        mixed = lambda old, new: old + jnp.asarray(rate, old.dtype) * (new - old)
+        """The sites after a step: those of the batch moved by ρ towards their new messages, as λ has been."""
+        mix = lambda old, new: old + jnp.asarray(rate, old.dtype) * (new - old)
         start = jax.tree.map(lambda x: (1 - jnp.asarray(rate, x.dtype)) * x, before["start"])
         factors, index = {}, measured["rows"]
         for name, site in before["factors"].items():
-            moved = jax.tree.map(mixed, _picked(objective, name, site, index), measured["fresh"][name])
+            moved = jax.tree.map(mix, _sites_of_batch(objective, name, site, index), measured["fresh"][name])
             if index is not None and objective.per_row(objective.factors[name]):
-                moved = jax.tree.map(lambda whole, rows: whole.at[index].set(rows, mode="drop"), site, moved)
+                moved = jax.tree.map(lambda full, rows: full.at[index].set(rows, mode="drop"), site, moved)
             factors[name] = moved
         return {"start": start, "factors": factors}
 
 
 def message(model: Model, name: str, q: Product, rows: Rows, key: Any = None) -> PyTree:
-    """λ̃ᵢ(μ) of one factor: for each block, for each row if it has rows; in the outputs' terms where they are linear."""
+    """∇_μ E log f of one factor, for each of its blocks and, if it has rows, for each row.
+
+    The message of a `LinearFactor` is in the terms of each row's output instead: {"outputs": (ν, κ), "others": …}, for
+    the term ν f − ½ f κ f and for the blocks besides its predictors.
+    """
     factor = model.factors[name]
     if isinstance(factor, LinearFactor):
         return _output_message(model, factor, q, rows, key)
     zero = {block: BlockView(q.blocks[block]).shift for block in factor.blocks}
     symmetric = lambda block, slope: q.blocks[block]._symmetric(slope)
 
-    def slopes(rows: Rows, key: Any) -> PyTree:
+    def gradient(rows: Rows, key: Any) -> PyTree:
         total = lambda shift: jnp.sum(model.term(name, {b: BlockView(q.blocks[b], shift[b]) for b in zero}, rows, key))
         return {block: symmetric(block, slope) for block, slope in jax.grad(total)(zero).items()}
 
     if not model.per_row(factor):
-        return slopes(rows, key)
+        return gradient(rows, key)
     examples = {other: rows.examples[other] for other in factor.data}
-    one = lambda example, key: slopes(Rows(jax.tree.map(lambda x: x[None], example), None, None), key)
+    of_row = lambda example, key: gradient(Rows(jax.tree.map(lambda x: x[None], example), None, None), key)
     if key is None:
-        every = jax.vmap(lambda example: one(example, None))(examples)
+        messages = jax.vmap(lambda example: of_row(example, None))(examples)
     else:
         count = jax.tree.leaves(examples)[0].shape[0]
-        every = jax.vmap(one)(examples, jax.random.split(key, count))
-    return _weighted(every, rows)
+        messages = jax.vmap(of_row)(examples, jax.random.split(key, count))
+    return _weighted(messages, rows)
 
 
 def _output_message(model: Model, factor: LinearFactor, q: Product, rows: Rows, key: Any) -> PyTree:
-    """(ν, κ) of every row: its expected log-likelihood is ν f − ½ f κ f plus a constant, to q's first order."""
-    seen = model.seen(q)
-    data, observed = observed_part(factor, rows)
-    mean, spread = factor.outputs(seen, data)
-    rest = factor.blocks[len(factor.predictors) :]
+    """(ν, κ) of every row: E log p(y | f) is ν f − ½ f κ f plus a constant, to first order in q's displacement."""
+    views = model.seen(q)
+    data, observed = observed_data(factor, rows)
+    mean, covariance = factor.outputs(views, data)
+    others = factor.blocks[len(factor.predictors) :]
 
-    def total(mean: Array, spread: Array) -> Array:
-        values = factor.given(mean, spread, seen, data, key)
+    def total(mean: Array, covariance: Array) -> Array:
+        values = factor.expected_log_likelihood(mean, covariance, views, data, key)
         return jnp.sum(values if observed is None else jnp.where(observed, values, 0.0))
 
-    slope, curve = jax.grad(total, argnums=(0, 1))(mean, spread)
-    wide = spread.ndim > mean.ndim
-    curve = -(curve + jnp.swapaxes(curve, -1, -2)) if wide else -2 * curve
-    first = slope + (jnp.einsum("nkl,nl->nk", curve, mean) if wide else curve * mean)
-    others: PyTree = {}
-    if rest:
+    slope, curvature = jax.grad(total, argnums=(0, 1))(mean, covariance)
+    dense = covariance.ndim > mean.ndim
+    curvature = -(curvature + jnp.swapaxes(curvature, -1, -2)) if dense else -2 * curvature
+    linear = slope + (jnp.einsum("nkl,nl->nk", curvature, mean) if dense else curvature * mean)
+    other_messages: PyTree = {}
+    if others:
 
-        def row(m: Array, v: Array, example: PyTree, shift: PyTree) -> Array:
-            moved = {**seen, **{block: BlockView(q.blocks[block], shift[block]) for block in rest}}
-            return factor.given(m[None], v[None], moved, jax.tree.map(lambda x: x[None], example), key).sum()
+        def row_value(m: Array, v: Array, example: PyTree, shift: PyTree) -> Array:
+            displaced = {**views, **{block: BlockView(q.blocks[block], shift[block]) for block in others}}
+            row = jax.tree.map(lambda x: x[None], example)
+            return factor.expected_log_likelihood(m[None], v[None], displaced, row, key).sum()
 
-        zero = {block: seen[block].shift for block in rest}
-        others = jax.vmap(jax.grad(row, argnums=3), in_axes=(0, 0, 0, None))(mean, spread, data, zero)
+        zero = {block: views[block].shift for block in others}
+        per_row = jax.vmap(jax.grad(row_value, argnums=3), in_axes=(0, 0, 0, None))
+        other_messages = per_row(mean, covariance, data, zero)
         if observed is not None:
             keep = lambda x: jnp.where(observed.reshape((-1,) + (1,) * (x.ndim - 1)), x, 0.0)
-            others = jax.tree.map(keep, others)
-    return _weighted({"outputs": (first, curve), "others": others}, rows)
+            other_messages = jax.tree.map(keep, other_messages)
+    return _weighted({"outputs": (linear, curvature), "others": other_messages}, rows)
 
 
 def _weighted(tree: PyTree, rows: Rows) -> PyTree:
@@ -144,30 +162,33 @@ def _weighted(tree: PyTree, rows: Rows) -> PyTree:
     return jax.tree.map(weight, tree)
 
 
-def pulled(model: Model, name: str, q: Product, rows: Rows, site: PyTree) -> dict[str, PyTree]:
-    """The sum of a factor's sites as each block's λ takes it."""
+def summed_over_rows(model: Model, name: str, q: Product, rows: Rows, site: PyTree) -> dict[str, PyTree]:
+    """The sum of a factor's sites over its rows, in each block's natural coordinates."""
     factor = model.factors[name]
     if not model.per_row(factor):
         return site
-    summed = lambda tree: jax.tree.map(lambda x: jnp.sum(x, axis=0), tree)
+    sum_rows = lambda tree: jax.tree.map(lambda x: jnp.sum(x, axis=0), tree)
     if not isinstance(factor, LinearFactor):
-        return {block: summed(part) for block, part in site.items()}
-    data, _ = observed_part(factor, rows)
+        return {block: sum_rows(part) for block, part in site.items()}
+    data, _ = observed_data(factor, rows)
     names = [block for block, _ in factor.predictors]
     zero = {block: BlockView(q.blocks[block]).shift for block in names}
 
     def outputs(shift: PyTree) -> tuple[Array, Array]:
         return factor.outputs({block: BlockView(q.blocks[block], shift[block]) for block in names}, data)
 
-    (mean, spread), back = jax.vjp(outputs, zero)
-    first, curve = site["outputs"]
-    push = first - (jnp.einsum("nkl,nl->nk", curve, mean) if spread.ndim > mean.ndim else curve * mean)
-    parts = back((push, -0.5 * curve))[0]
-    return {b: q.blocks[b]._symmetric(part) for b, part in parts.items()} | summed(site["others"])
+    # The derivative in μ of Σ_n (ν_n f_n − ½ κ_n f_n²), by the chain rule through the outputs' moments: the derivatives
+    # in m_n and v_n are ν_n − κ_n m_n and −½ κ_n.
+    (mean, covariance), to_blocks = jax.vjp(outputs, zero)
+    linear, curvature = site["outputs"]
+    dense = covariance.ndim > mean.ndim
+    slope = linear - (jnp.einsum("nkl,nl->nk", curvature, mean) if dense else curvature * mean)
+    parts = to_blocks((slope, -0.5 * curvature))[0]
+    return {b: q.blocks[b]._symmetric(part) for b, part in parts.items()} | sum_rows(site["others"])
 
 
-def _picked(model: Model, name: str, site: PyTree, index: Array | None) -> PyTree:
-    """The sites that a batch is about; a row of no place, which fills a ragged batch, has none."""
+def _sites_of_batch(model: Model, name: str, site: PyTree, index: Array | None) -> PyTree:
+    """The sites of a batch's rows; 0 for padding, whose index is past the end."""
     if index is None or not model.per_row(model.factors[name]):
         return site
     return jax.tree.map(lambda x: x.at[index].get(mode="fill", fill_value=0), site)

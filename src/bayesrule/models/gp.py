@@ -26,7 +26,7 @@ from ..families.sites.chain import GaussianChain
 from ..families.sites.process import GaussianProcess
 from ..families.sites.state_space import StateSpace
 from .kernels import Inputs, Kernel, columns
-from .sparse_gp import projected, single_output
+from .sparse_gp import project_on_inducing, single_output
 
 
 def prior(kernel: Kernel, x: Inputs, *, mean: float | Array = 0.0, through: str = "dense") -> SitedGaussian:
@@ -161,7 +161,7 @@ def _predicted(block: Any, kernel: Kernel, x: Array, x_new: Array, mean: Any, *,
     own = kernel(x_new) if full else kernel.diagonal(x_new)
     if isinstance(block, GaussianProcess):
         return block.predict(kernel(x, x_new), own, mean)
-    weights = projected(kernel, x, x_new)
+    weights = project_on_inducing(kernel, x, x_new)
     spread = weights @ block.covariance()
     if full:
         return mean + weights @ block.mean, own - weights @ weights.T + spread @ weights.T

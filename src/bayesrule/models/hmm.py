@@ -1,17 +1,17 @@
-r"""Hidden Markov models: Gaussian, Poisson, categorical or any factor's emissions, and what is known of their states.
+r"""Hidden Markov models with Gaussian, Poisson, categorical or any factor's emissions, and inference of their states.
 
     y = sequences([first, second])                                  # of different lengths; NaN is a missing value
     model = gaussian_hmm(y, states=3)
     result = blr.fit(blr.em(order="parallel"), model, None, {"y": y}, steps=100)    # Baum and Welch's algorithm
-    chances = smooth(*hidden(model, result.q, y))                   # q(z_t = k), (N, T, K)
+    probabilities = smooth(*hidden(model, result.q, y))             # q(z_t = k), (N, T, K)
 
 With `priors="default"` the same model is a Bayesian one, for `vmp(order="parallel")`, and for `svi(rate,
-order="parallel")` with `batch_size=` sequences at a time. All blocks move at once: the states are summed out where they
-are best, so that one step is a whole sweep.
+order="parallel")` with `batch_size=` sequences at a time. All blocks move at once: the factor sums the states out (at
+the best q(z), see `factors.hidden_markov`), so that one step is a full iteration of the algorithm.
 
-`filter`, `smooth`, `viterbi`, `log_likelihood` and `forecast` are functions of three arrays, which `hidden` reads off
-a fit: initial probabilities (K,), transitions (K, K) from the row's state to the column's, and the log-likelihood of
-every step under every state, (T, K) or (N, T, K).
+`filter`, `smooth`, `viterbi`, `log_likelihood` and `forecast` are functions of three arrays, which `hidden` computes
+from a fit: initial probabilities (K,), transitions (K, K) from the row's state to the column's, and the log-likelihood
+of every step under every state, (T, K) or (N, T, K).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from ..numerics import hmm as markov
 from ..numerics.checks import positive_int
 from .sequences import sequences
 from .starts.clusters import (
-    Counted,
+    Assignments,
     Priors,
-    clustered,
-    counted,
-    drawn_categories,
+    assign_to_clusters,
+    cluster_moments,
     gaussian_components,
-    moments,
-    not_singular,
-    pooled,
+    k_means,
+    pooled_moments,
+    random_categories,
+    variance_floor,
     with_priors,
 )
 
@@ -62,11 +62,16 @@ def hmm_of(
     transitions: Any = None,
     priors: Mapping[str, ExponentialFamily] | None = None,
 ) -> Model:
-    r"""The model of any factor of one step: its blocks have a plate for each state, and say where they start.
+    r"""A hidden Markov model with any factor of one step as its emissions.
 
-    `components` is a ready-made factor, E log f as a function of the blocks' μ, or log f of their values with points of
-    its own. The chain starts from the probabilities `initial` (K,) and `transitions` (K, K); by default from equal ones
-    and from staying half of the time. `priors` are members by block, also for "initial" and "transitions".
+    Args:
+        components: a factor whose blocks have a plate for each state: a ready-made one, E log f as a function of the
+            blocks' μ, or log f of their values with points.
+        blocks: the factor's blocks by name, each with the member that it starts from.
+        initial: the probabilities (K,) of the first state from which the chain starts; equal ones by default.
+        transitions: the probabilities (K, K) of going from the row's state to the column's, from which the chain
+            starts; by default it stays half of the time and else moves to any state.
+        priors: members by block, also for "initial" and "transitions".
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> def log_laplace(center, y):                                 # a value for each state, (K, 1), and y (N·T,)
@@ -83,16 +88,18 @@ def hmm_of(
     plates = {name: batch_shape(block) for name, block in blocks.items()}
     counts = {shape[:1] for shape in plates.values()}
     if len(counts) != 1 or counts == {()}:
-        raise ValueError(f"Every block of the components has a plate for each state, got plates {plates}.")
+        raise ValueError(
+            f"Every block of the components needs a plate for each state, as many in all of them, got plates {plates}."
+        )
     states = counts.pop()[0]
     first = jnp.full(states, 1 / states) if initial is None else jnp.asarray(initial, float)
-    moves = 0.5 * (jnp.eye(states) + 1 / states) if transitions is None else jnp.asarray(transitions, float)
-    if first.shape != (states,) or moves.shape != (states, states):
+    matrix = 0.5 * (jnp.eye(states) + 1 / states) if transitions is None else jnp.asarray(transitions, float)
+    if first.shape != (states,) or matrix.shape != (states, states):
         raise ValueError(
-            f"{states} states have initial probabilities ({states},) and transitions ({states}, {states}), got "
-            f"{first.shape} and {moves.shape}."
+            f"The blocks have {states} states, so initial= is ({states},) and transitions= ({states}, {states}), got "
+            f"{first.shape} and {matrix.shape}."
         )
-    chain = {"initial": Dirichlet(1 + first), "transitions": Dirichlet(1 + moves)}
+    chain = {"initial": Dirichlet(1 + first), "transitions": Dirichlet(1 + matrix)}
     terms = {f"prior of {name}": factors.prior(name, prior) for name, prior in (priors or {}).items()}
     return _model(components, {**chain, **blocks}, terms)
 
@@ -108,13 +115,19 @@ def gaussian_hmm(
 ) -> Model:
     r"""$y_t \mid z_t = k ∼ N(m_k, Λ_k^{−1})$, with full or diagonal precisions Λ_k in the block "states".
 
-    `y` is one series (T, D) or (T,), many (N, T, D), or a list; it says where the model starts, from a k-means
-    clustering of its steps (`key` seeds it). Fit with `data={"y": sequences(y)}`. Flat priors are maximum likelihood,
-    for `em`; the default ones, for `vmp` and `svi`, are Dirichlet(1) for the chain and, with m and S the mean and the
-    variances of all steps, a normal–Wishart of mean m, count 0.1, D + 2 degrees of freedom and E Λ = S⁻¹ (for each
-    entry a normal–gamma of shape 3/2). A dict gives other members for some. Where `covariance="diag"` the entries of a
-    step may be missing one by one, else a step is there or not. `floor` is as in `gaussian_mixture`. In float32
+    Fit with `data={"y": sequences(y)}`. Flat priors are maximum likelihood, for `em`. The default ones, for `vmp` and
+    `svi`, are Dirichlet(1) for the chain and, with m and S the mean and the variances of all steps, a normal–Wishart of
+    mean m, count 0.1, D + 2 degrees of freedom and E Λ = S⁻¹ (for each entry a normal–gamma of shape 3/2). In float32
     subtract the mean of y first.
+
+    Args:
+        y: one series (T, D) or (T,), many (N, T, D), or a list. The start is a k-means clustering of its steps.
+        states: the number of states K.
+        covariance: "full", or "diag": the entries of a step are then independent, and may be missing one by one; with
+            "full" a step is observed or missing as a whole.
+        priors: "flat", "default", or a dict of members for some blocks.
+        floor: as for `gaussian_mixture`.
+        key: a random key, for k-means.
 
     >>> import bayesrule as blr, jax
     >>> steps = jax.random.normal(jax.random.key(0), (200, 2)).at[100:].add(4.0)
@@ -124,15 +137,15 @@ def gaussian_hmm(
     [0, 4]
     """
     rows = sequences(y)
-    found = clustered(rows, states, covariance, key)
-    components, flat, usual = gaussian_components(rows, found, covariance, "states")
-    return _typed(components, found, flat, priors, usual, not_singular("states", floor))
+    assignments = assign_to_clusters(rows, states, covariance, key)
+    components, flat, default = gaussian_components(rows, assignments, covariance, "states")
+    return _with_priors(components, assignments, flat, priors, default, variance_floor("states", floor))
 
 
 def poisson_hmm(y: Any, states: int, *, priors: Priors = "flat", key: Any = None) -> Model:
     """Counts y_t | z_t = k ∼ Poisson(rate_k), entry by entry; rates (K, D) in the block "states".
 
-    As `gaussian_hmm`; the default prior of a rate is a gamma of shape 1 whose mean is that of all counts.
+    Arguments as for `gaussian_hmm`. The default prior of a rate is a gamma of shape 1 with the mean of all counts.
 
     >>> poisson_hmm([0.0, 1.0, 9.0, 8.0, 11.0, 0.0], 2).blocks["states"].mode().shape
     (2, 1)
@@ -140,55 +153,77 @@ def poisson_hmm(y: Any, states: int, *, priors: Priors = "flat", key: Any = None
     rows = sequences(y)
     counts = np.asarray(rows)[~np.isnan(np.asarray(rows))]
     if np.any(counts < 0) or np.any(counts != np.round(counts)):
-        raise ValueError("Poisson counts are 0, 1, 2, …: y has entries below 0 or between whole numbers.")
+        raise ValueError("Poisson counts are 0, 1, 2, …, and y has entries that are negative or not whole numbers.")
     if not np.any(counts):
         raise ValueError("All counts are 0, so that no state differs from another: there is nothing to fit.")
-    found = counted(jnp.sqrt(rows), states, key, whole=False)  # whose spread does not grow with the rate
-    weight, mean, _ = (jnp.asarray(x, float) for x in moments(rows, found, False))
+    # The variance of a Poisson count's square root does not grow with its rate, so k-means is not ruled by large
+    # counts.
+    assignments = k_means(jnp.sqrt(rows), states, key, complete=False)
+    weight, mean, _ = (jnp.asarray(x, float) for x in cluster_moments(rows, assignments, False))
     flat = Gamma(1 + weight[:, None] * mean, weight[:, None])
-    usual = Gamma(jnp.ones(()), 1 / jnp.maximum(pooled(rows)[0], 1e-6))
-    return _typed(factors.poisson("y", rate="states"), found, flat, priors, usual)
+    default = Gamma(jnp.ones(()), 1 / jnp.maximum(pooled_moments(rows)[0], 1e-6))
+    return _with_priors(factors.poisson("y", rate="states"), assignments, flat, priors, default)
 
 
 def categorical_hmm(
     y: Any, states: int, *, categories: int | None = None, priors: Priors = "flat", key: Any = None
 ) -> Model:
-    """Categories y_t | z_t = k ∼ probabilities (K, V) in the block "states"; y is 0, …, V − 1, NaN where missing.
+    """Categories y_t | z_t = k ∼ probabilities (K, V) in the block "states".
 
-    `y` is (T,), (N, T) or a list; fit with `data={"y": sequences(y, scalar=True)}`. The start is random (`key`): how
-    often each category occurs, perturbed. The default prior is Dirichlet(1).
+    Fit with `data={"y": sequences(y, scalar=True)}`. The default prior is Dirichlet(1).
+
+    Args:
+        y: (T,), (N, T) or a list of categories 0, …, V − 1, NaN where missing.
+        states: the number of states K.
+        categories: V, by default the largest category plus 1.
+        priors: as for `gaussian_hmm`.
+        key: a random key. The start is random: each state has the categories' frequencies, perturbed.
 
     >>> categorical_hmm([0, 1, 1, 0, 2], 2).blocks["states"].mode().shape
     (2, 3)
     """
     rows = np.asarray(sequences(y, scalar=True))
-    seen = rows[~np.isnan(rows)]
-    if np.any(seen != np.round(seen)) or np.any(seen < 0) or (categories is not None and np.any(seen >= categories)):
-        most = "" if categories is None else f", …, {categories - 1}"
-        raise ValueError(f"Categories are whole numbers 0, 1{most}, and NaN where missing: y has others.")
-    found, counts = drawn_categories(rows, states, categories, key)
-    components, usual = factors.category("y", probabilities="states"), Dirichlet(jnp.ones(counts.shape[1]))
-    return _typed(components, found, _from_counts(counts), priors, usual)
+    labels = rows[~np.isnan(rows)]
+    too_large = categories is not None and np.any(labels >= categories)
+    if np.any(labels != np.round(labels)) or np.any(labels < 0) or too_large:
+        last = "" if categories is None else f", …, {categories - 1}"
+        raise ValueError(f"Categories are whole numbers 0, 1{last}, and NaN where missing: y has others.")
+    assignments, counts = random_categories(rows, states, categories, key)
+    components, default = factors.category("y", probabilities="states"), Dirichlet(jnp.ones(counts.shape[1]))
+    return _with_priors(components, assignments, _from_counts(counts), priors, default)
 
 
 def _from_counts(counts: np.ndarray) -> Dirichlet:
     return Dirichlet(1 + jnp.asarray(counts, float))
 
 
-def _typed(
+def _with_priors(
     components: Factor,
-    found: Counted,
+    assignments: Assignments,
     flat: ExponentialFamily,
     priors: Priors,
-    usual: ExponentialFamily,
-    more: Mapping[str, Factor] = MappingProxyType({}),
+    default: ExponentialFamily,
+    extra: Mapping[str, Factor] = MappingProxyType({}),
 ) -> Model:
-    """The model with priors by name, whose blocks start from them and from what was counted."""
-    states = len(found.initial)
-    blocks = {"initial": _from_counts(found.initial), "transitions": _from_counts(found.pairs), "states": flat}
-    known = {"initial": Dirichlet(jnp.ones(states)), "transitions": Dirichlet(jnp.ones(states)), "states": usual}
-    blocks, terms = with_priors(blocks, known, priors)
-    return _model(components, blocks, {**terms, **more})
+    """The model whose blocks start from the clusters' counts and from their priors.
+
+    Args:
+        components: the factor of one step, with the block "states".
+        assignments: which state each step starts in.
+        flat: the member that "states" starts from with flat priors.
+        priors: the user's argument.
+        default: the default prior of "states".
+        extra: further factors.
+    """
+    states = len(assignments.initial)
+    blocks = {
+        "initial": _from_counts(assignments.initial),
+        "transitions": _from_counts(assignments.transitions),
+        "states": flat,
+    }
+    defaults = {"initial": Dirichlet(jnp.ones(states)), "transitions": Dirichlet(jnp.ones(states)), "states": default}
+    blocks, terms = with_priors(blocks, defaults, priors)
+    return _model(components, blocks, {**terms, **extra})
 
 
 def _model(components: Factor, blocks: dict[str, ExponentialFamily], terms: dict[str, Factor]) -> Model:
@@ -200,7 +235,7 @@ def _model(components: Factor, blocks: dict[str, ExponentialFamily], terms: dict
 
 
 class Hidden(NamedTuple):
-    """What is known of the states before and at each step: what `smooth` and the others take."""
+    """The chain and the likelihoods of its states: the arguments of `smooth` and the others."""
 
     initial: Float[Array, " K"]
     transitions: Float[Array, "K K"]
@@ -210,11 +245,14 @@ class Hidden(NamedTuple):
 def hidden(model: Model, q: Any, y: Any) -> Hidden:
     """The chain's probabilities at q's means, and E log f of every step under every state, 0 where it is missing.
 
-    `q` is a fit's (`em`'s are the estimates themselves); `y` are rows as in the fit, or all of its data by name.
+    Args:
+        model: a model with a `hidden_markov` factor.
+        q: its fitted q. With `em` the means are the estimates themselves.
+        y: the rows as in the fit, or all of its data by name.
     """
     name, factor = next(((n, f) for n, f in model.factors.items() if isinstance(f, SequenceFactor)), ("", None))
     if factor is None:
-        raise ValueError("hidden() reads the states of a model with a hidden_markov factor, and this one has none.")
+        raise ValueError("hidden() needs a model with a hidden_markov factor, and this one has none.")
     data = y if isinstance(y, dict) else {factor.data[-1]: y}
     return _hidden(model, q, data, name)
 
@@ -222,11 +260,11 @@ def hidden(model: Model, q: Any, y: Any) -> Hidden:
 @partial(jax.jit, static_argnames="name")
 def _hidden(model: Model, q: Any, data: dict[str, Any], name: str) -> Hidden:
     factor: Any = model.factors[name]
-    seen = model.seen(q)
+    views = model.seen(q)
     arrays, observed = model.observations(name, Rows(data))
-    pairs = zip(factor.chain, ("initial", "transitions"), strict=True)
-    initial, transitions = (factor.known[role] if block is None else q[block].mean for block, role in pairs)
-    return Hidden(initial, transitions, factor.log_likelihoods(seen, arrays, observed)[0])
+    roles = zip(factor.chain_blocks, ("initial", "transitions"), strict=True)
+    initial, transitions = (factor.constants[role] if block is None else q[block].mean for block, role in roles)
+    return Hidden(initial, transitions, factor.log_likelihoods(views, arrays, observed)[0])
 
 
 def log_likelihood(initial: Any, transitions: Any, log_likelihoods: Any) -> Float[Array, "*N"]:
@@ -240,7 +278,7 @@ def filter(initial: Any, transitions: Any, log_likelihoods: Any) -> Float[Array,
 
 
 def smooth(initial: Any, transitions: Any, log_likelihoods: Any) -> Float[Array, "*N T K"]:
-    r"""$p(z_t = k \mid y_{1:T})$, by forward–backward. Past the last observation it is a forecast.
+    r"""$p(z_t = k \mid y_{1:T})$, by forward–backward. After the last observation it is the forecast.
 
     >>> import jax.numpy as jnp
     >>> likelihoods = jnp.array([[0.9, 0.2], [0.9, 0.2], [0.1, 0.8], [0.9, 0.2], [0.9, 0.2]])
@@ -255,7 +293,7 @@ def viterbi(
 ) -> tuple[Int[Array, "*N T"], Float[Array, "*N"]]:
     r"""The most probable path $\arg\max_z p(z, y_{1:T})$, and the log of its joint probability.
 
-    `lengths` (N,) says how many steps each sequence has: the path is −1 past them.
+    `lengths` (N,) says how many steps each sequence has: the path is −1 after them.
     """
     return tuple(markov.best_path(*_logs(initial, transitions, log_likelihoods), lengths))
 
@@ -265,12 +303,13 @@ def forecast(initial: Any, transitions: Any, log_likelihoods: Any, steps: int) -
     steps = positive_int("steps", steps, meaning="how far to look ahead")
     matrix = jnp.asarray(transitions, float)
     last = filter(initial, transitions, log_likelihoods)[..., -1, :]
-    onward = lambda chances, _: (chances @ matrix,) * 2
-    return jnp.moveaxis(jax.lax.scan(onward, last, None, length=steps)[1], 0, -2)
+    advance = lambda probabilities, _: (probabilities @ matrix,) * 2
+    return jnp.moveaxis(jax.lax.scan(advance, last, None, length=steps)[1], 0, -2)
 
 
 def _logs(initial: Any, transitions: Any, log_likelihoods: Any) -> Sequence[Array]:
-    initial, transitions, found = (jnp.asarray(x, float) for x in (initial, transitions, log_likelihoods))
-    # A probability of 0 stays 0, and has no slope rather than an infinite one.
-    safe = lambda p: jnp.where(p > 0, jnp.log(p + (p == 0)), -jnp.inf)
-    return safe(initial), safe(transitions), found
+    """The logarithms of the chain's probabilities, and the log-likelihoods, as arrays."""
+    initial, transitions, likelihoods = (jnp.asarray(x, float) for x in (initial, transitions, log_likelihoods))
+    # log 0 = −∞ has an infinite derivative: under this branch a probability of 0 has the derivative 0.
+    safe_log = lambda p: jnp.where(p > 0, jnp.log(p + (p == 0)), -jnp.inf)
+    return safe_log(initial), safe_log(transitions), likelihoods

@@ -1,4 +1,16 @@
-"""Linear-Gaussian state spaces with known matrices: Kalman's filter and smoother, as functions of arrays."""
+r"""Linear-Gaussian state spaces with known matrices: Kalman's filter and smoother, as functions of arrays.
+
+An observation $y_t ∼ N(H_tx_t, R)$ is a conjugate factor, with the message $(y_t/R, −½/R)$ to the output
+$f_t = H_tx_t$. On a `GaussianChain`, whose base measure is the prior of the states, λ is the sum of these messages;
+A(λ) is the filter's log-likelihood and ∇A(λ) the smoother. So one step of `conjugate()` with ρ = 1 is the Kalman
+smoother.
+
+The functions of this file do not take that step: they call the same filter and smoother on the observations directly. A
+step of the rule starts from a q, whose moments are a pass of the smoother over the prior, and computes the step's
+diagnostics, which is another: for 10,000 steps of four states it takes 3.2 times as long (2.5 times in float32). And as
+(y, 1, R) instead of (y/R, −½/R) an observation may be exact, R = 0. That both give the same numbers is a test
+(tests/models/test_chains.py).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +34,7 @@ from ..numerics.trees import floating
 
 
 class Filtered(NamedTuple):
-    """Every state's mean and covariance given what was seen up to then, and log p(y)."""
+    """Every state's mean and covariance given the observations up to its step, and log p(y)."""
 
     mean: Float[Array, "T D"]
     covariance: Float[Array, "T D D"]
@@ -30,19 +42,24 @@ class Filtered(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """The mean and the variance of observations to come, their noise included."""
+    """The mean and the variance of future observations, their noise included."""
 
     mean: Array
     variance: Array
 
 
 def log_likelihood(system: StateSpace, y: Any, noise: Any, *, parallel: bool | None = None) -> Float[Array, ""]:
-    r"""$\log p(y)$ with $y_t ∼ N(H_tx_t, R)$: what the filter's predictions say of the observations.
+    r"""$\log p(y) = \sum_t\log N(y_t \mid H_tE[x_t \mid y_{0:t−1}], H_t\mathrm{Cov}[x_t \mid y_{0:t−1}]H_t^⊤ + R)$.
 
-    `y` is (T,) where the state space has one output, (T, m) where it has m; NaN is missing. `noise` R is a number, an
-    entry for each output, (m, m), or changes with time, (T,) or (T, m). R = 0 is an exact observation: it is taken as
-    10⁻¹² of what the states' own noise adds to the output (10⁻⁶ in float32). Differentiable in the state space and the
-    noise.
+    Differentiable in the state space and the noise.
+
+    Args:
+        system: the prior of the states.
+        y: the observations, (T,) where the state space has one output, (T, m) where it has m; NaN is missing.
+        noise: R, a variance: a number, one for each output (m,), a covariance (m, m), or one for each step, (T,) or
+            (T, m). R = 0 is an exact observation: it is replaced by 10⁻¹² of the variance that the states' noise adds
+            to the output (10⁻⁶ in float32).
+        parallel: whether segments of the chain run side by side; by default from 64 steps on.
 
     >>> import jax.numpy as jnp, bayesrule as blr
     >>> walk = blr.StateSpace(jnp.eye(1), jnp.eye(1), jnp.ones(1))
@@ -53,9 +70,9 @@ def log_likelihood(system: StateSpace, y: Any, noise: Any, *, parallel: bool | N
 
 
 def filter(system: StateSpace, y: Any, noise: Any, *, parallel: bool | None = None) -> Filtered:
-    r"""Every state given the observations up to then, $p(x_t \mid y_{0:t})$, and log p(y).
+    r"""The filter: every state given the observations up to its step, $p(x_t \mid y_{0:t})$, and log p(y).
 
-    Arguments as in `log_likelihood`.
+    Arguments as for `log_likelihood`.
 
     >>> import jax.numpy as jnp, bayesrule as blr
     >>> walk = blr.StateSpace(jnp.eye(1), jnp.eye(1), jnp.ones(1))
@@ -66,9 +83,14 @@ def filter(system: StateSpace, y: Any, noise: Any, *, parallel: bool | None = No
 
 
 def smooth(system: StateSpace, y: Any, noise: Any, *, pairs: bool = False, parallel: bool | None = None) -> Smoothed:
-    r"""Every state given all observations, $p(x_t \mid y)$; with `pairs` also Cov(x_{t+1}, x_t).
+    r"""The smoother: every state given all observations, $p(x_t \mid y)$.
 
-    The answer of one step of `conjugate()` on a `GaussianChain`: the observations' sites, added up.
+    The numbers are those of one step of `conjugate()` on a `GaussianChain` with the factor `linear`; the smoother is
+    called directly, because the step would cost two to three times as much (see the module's docstring).
+
+    Args:
+        system, y, noise, parallel: as for `log_likelihood`.
+        pairs: whether to return Cov(x_{t+1}, x_t) too.
 
     >>> import jax.numpy as jnp, bayesrule as blr
     >>> walk = blr.StateSpace(jnp.eye(1), jnp.eye(1), jnp.ones(1))
@@ -79,7 +101,14 @@ def smooth(system: StateSpace, y: Any, noise: Any, *, pairs: bool = False, paral
 
 
 def forecast(system: StateSpace, y: Any, noise: Any, steps: int, *, parallel: bool | None = None) -> Forecast:
-    """The next observations: what is not there yet is missing. Not for a state space that changes with time.
+    """The mean and the variance of the next observations, by filtering them as missing ones.
+
+    Args:
+        system: a state space that does not change with time.
+        y: the observations so far, as for `log_likelihood`.
+        noise: R, as for `log_likelihood` but constant in time.
+        steps: how many steps to predict.
+        parallel: as for `log_likelihood`.
 
     >>> import jax.numpy as jnp, bayesrule as blr
     >>> walk = blr.StateSpace(jnp.eye(1), jnp.eye(1), jnp.ones(1))
@@ -89,110 +118,129 @@ def forecast(system: StateSpace, y: Any, noise: Any, steps: int, *, parallel: bo
     steps = positive_int("steps", steps, meaning="how far to look ahead")
     if system.length is not None:
         raise ValueError(
-            "A state space that changes with time does not say how it goes on: give one for all steps, and NaN "
-            "in y for the ones to come."
+            "A state space that changes with time is not known beyond the last step: call filter() with one that "
+            "covers the future steps, and NaN in y for them."
         )
     y = floating(jnp.asarray(y))
     noise = floating(jnp.asarray(noise))
-    if noise.ndim and noise.shape == y.shape and not _full(system, noise):
-        raise ValueError("A noise that changes with time does not say how it goes on: give R for all steps.")
+    if noise.ndim and noise.shape == y.shape and not _is_covariance(system, noise):
+        raise ValueError(
+            "A noise that changes with time is not known beyond the last step: give one R for all steps, or call "
+            "filter() with R for the future steps too and NaN in y for them."
+        )
     longer = jnp.concatenate([y, jnp.full((steps, *y.shape[1:]), jnp.nan, y.dtype)])
-    found = filter(system, longer, noise, parallel=parallel)
-    mean, spread = found.mean[-steps:], found.covariance[-steps:]
-    rows = system.emission if system.outputs else system.emission[None]
-    level, variance = mean @ rows.T, jnp.einsum("md,tde,me->tm", rows, spread, rows)
+    filtered = filter(system, longer, noise, parallel=parallel)
+    state_mean, state_cov = filtered.mean[-steps:], filtered.covariance[-steps:]
+    emission = system.emission if system.outputs else system.emission[None]
+    mean, variance = state_mean @ emission.T, jnp.einsum("md,tde,me->tm", emission, state_cov, emission)
     variance = variance + (jnp.diagonal(noise) if noise.ndim == 2 else noise)
-    return Forecast(level.reshape(-1, *system.outputs), variance.reshape(-1, *system.outputs))
+    return Forecast(mean.reshape(-1, *system.outputs), variance.reshape(-1, *system.outputs))
 
 
 def simulate(
     key: Key[Array, ""], system: StateSpace, noise: Any, length: int, shape: tuple[int, ...] = ()
 ) -> tuple[Float[Array, "... T D"], Array]:
-    """States and observations drawn from the model."""
+    """States (…, T, D) and observations (…, T) or (…, T, m) drawn from the model.
+
+    Args:
+        key: a random key.
+        system: the prior of the states.
+        noise: R, as for `log_likelihood`.
+        length: T.
+        shape: how many series to draw.
+    """
     length = positive_int("length", length, meaning="the number of steps")
     system, _, noise = _checked(system, jnp.zeros((length, *system.outputs), system.mean.dtype), noise)
-    first, second, third = jax.random.split(key, 3)
-    each = lambda x, rank: x if x.ndim > rank else jnp.broadcast_to(x, (length - 1, *x.shape))
-    F, Q, offset = each(system.transition, 2), each(system.noise, 2), each(system.offset, 1)
-    draws = jax.random.normal(second, (*shape, length - 1, system.size), system.mean.dtype)
-    start = jax.random.normal(first, (*shape, system.size), system.mean.dtype) @ root(system.covariance)
+    first_key, state_key, observation_key = jax.random.split(key, 3)
+    per_step = lambda x, rank: x if x.ndim > rank else jnp.broadcast_to(x, (length - 1, *x.shape))
+    F, Q, offset = per_step(system.transition, 2), per_step(system.noise, 2), per_step(system.offset, 1)
+    state_noise = jax.random.normal(state_key, (*shape, length - 1, system.size), system.mean.dtype)
+    deviation = jax.random.normal(first_key, (*shape, system.size), system.mean.dtype) @ root(system.covariance)
 
     def step(x: Array, parts: tuple) -> tuple[Array, Array]:
-        F, U, offset, draw = parts
-        after = x @ F.T + offset + draw @ U
-        return after, after
+        F, U, offset, noise = parts
+        following = x @ F.T + offset + noise @ U
+        return following, following
 
-    start = system.mean + start
-    _, rest = jax.lax.scan(step, start, (F, root(Q), offset, jnp.moveaxis(draws, -2, 0)))
-    states = jnp.concatenate([start[None], rest])
-    rows = system.emission if system.outputs else system.emission[None]
-    outputs = jnp.einsum("tmd,t...d->t...m" if rows.ndim == 3 else "md,t...d->t...m", rows, states)
-    spread = jax.random.normal(third, outputs.shape, outputs.dtype)
-    if _full(system, noise):
-        spread = spread @ root(noise)
-    elif noise.ndim == 1 + len(system.outputs):  # changes with time
-        spread = spread * jnp.sqrt(noise).reshape((length, *(1,) * len(shape), -1))
+    first = system.mean + deviation
+    _, rest = jax.lax.scan(step, first, (F, root(Q), offset, jnp.moveaxis(state_noise, -2, 0)))
+    states = jnp.concatenate([first[None], rest])
+    emission = system.emission if system.outputs else system.emission[None]
+    outputs = jnp.einsum("tmd,t...d->t...m" if emission.ndim == 3 else "md,t...d->t...m", emission, states)
+    observation_noise = jax.random.normal(observation_key, outputs.shape, outputs.dtype)
+    if _is_covariance(system, noise):
+        observation_noise = observation_noise @ root(noise)
+    elif noise.ndim == 1 + len(system.outputs):  # one variance for each step
+        observation_noise = observation_noise * jnp.sqrt(noise).reshape((length, *(1,) * len(shape), -1))
     else:
-        spread = spread * jnp.sqrt(noise)
-    y = jnp.moveaxis(outputs + spread, 0, len(shape))
+        observation_noise = observation_noise * jnp.sqrt(noise)
+    y = jnp.moveaxis(outputs + observation_noise, 0, len(shape))
     return jnp.moveaxis(states, 0, len(shape)), y if system.outputs else y[..., 0]
 
 
 @partial(jax.jit, static_argnums=3)
 def _filter(system: StateSpace, y: Array, noise: Array, parallel: bool | None) -> Filtered:
     _, chain = _chain(system, y, noise, parallel, ahead=False)
-    found = kalman.filter_states(chain, y.shape[0])
-    return Filtered(found.mean, found.covariance, kalman.log_likelihood(chain, found))
+    filtered = kalman.filter_states(chain, y.shape[0])
+    return Filtered(filtered.mean, filtered.covariance, kalman.log_likelihood(chain, filtered))
 
 
 @partial(jax.jit, static_argnums=(3, 4))
 def _smooth(system: StateSpace, y: Array, noise: Array, pairs: bool, parallel: bool | None) -> Smoothed:
-    system, found = _chain(system, y, noise, parallel)
-    return kalman.smooth_states(system, found, y.shape[0], pairs)
+    system, chain = _chain(system, y, noise, parallel)
+    return kalman.smooth_states(system, chain, y.shape[0], pairs)
 
 
 def _chain(
     system: StateSpace, y: Array, noise: Array, parallel: bool | None, ahead: bool = True
 ) -> tuple[StateSpace, FilteredChain]:
-    """The chain that has seen the observations, one output at a time."""
+    """The filtered chain, and the state space whose outputs are observed independently.
+
+    The filter takes one output at a time, so the observations of a step must have independent noise. A covariance R is
+    diagonalised for that: with R = LDLᵀ and L unit lower triangular, L⁻¹y has independent noise D, the emissions
+    L⁻¹H, and the same density as y, since |L| = 1. Missing outputs are left out of R before.
+    """
     y = y if system.outputs else y[:, None]
     observed = ~jnp.isnan(y)
     values = jnp.where(observed, y, 0.0)
-    if _full(system, noise):
-        # R = LDLᵀ of what is there, with ones on L's diagonal: L⁻¹y has independent entries, and y's density.
+    if _is_covariance(system, noise):
         eye = jnp.eye(noise.shape[0], dtype=noise.dtype)
         both = observed[:, :, None] & observed[:, None, :]
         factor = jnp.linalg.cholesky(jnp.where(both, noise, eye))
         scale = jnp.diagonal(factor, axis1=1, axis2=2)
-        turned = lambda x: scale[..., None] * solve_triangular(factor, x, lower=True)
-        rows = jnp.broadcast_to(system.emission, (*y.shape, system.size))
-        system = eqx.tree_at(lambda s: s.emission, system, turned(rows))
-        values, noise = turned(values[..., None])[..., 0], scale**2
+        decorrelated = lambda x: scale[..., None] * solve_triangular(factor, x, lower=True)
+        emission = jnp.broadcast_to(system.emission, (*y.shape, system.size))
+        system = eqx.tree_at(lambda s: s.emission, system, decorrelated(emission))
+        values, noise = decorrelated(values[..., None])[..., 0], scale**2
     elif not system.outputs and noise.ndim == 1:
         noise = noise[:, None]
-    spread = jnp.broadcast_to(noise + jnp.where(noise == 0, _least(system), 0.0), y.shape)
+    variance = jnp.broadcast_to(noise + jnp.where(noise == 0, _least_noise(system), 0.0), y.shape)
     one = jnp.ones_like(y)
-    sites = Observations(values, jnp.where(observed, one, 0.0), jnp.where(observed, spread, one))
+    sites = Observations(values, jnp.where(observed, one, 0.0), jnp.where(observed, variance, one))
     return system, kalman.filter_chain(system, sites, parallel, ahead)
 
 
-def _full(system: StateSpace, noise: Array) -> bool:
-    """Whether the noise is a covariance (m, m), which it also is where T = m."""
+def _is_covariance(system: StateSpace, noise: Array) -> bool:
+    """Whether the noise is a covariance (m, m), which is also how it is read where T = m."""
     return bool(system.outputs) and noise.shape == system.outputs * 2
 
 
-def _least(system: StateSpace) -> Array:
-    """What stands for no noise at all: next to nothing beside that of the states, or beside their first doubt."""
-    rows = system.emission if system.outputs else system.emission[None]
-    shaken = system.noise if system.noise.ndim == 2 else jnp.sum(system.noise, axis=0)
-    through = lambda matrix: jnp.einsum("...md,de,...me->...m", rows, matrix, rows)
-    noise, first = through(shaken), through(system.covariance)
+def _least_noise(system: StateSpace) -> Array:
+    """The variance that stands for an exact observation: tiny beside the outputs' own.
+
+    Those are the variances that the states' noise adds to each output or, for states without noise, the variance of the
+    first state.
+    """
+    emission = system.emission if system.outputs else system.emission[None]
+    total_noise = system.noise if system.noise.ndim == 2 else jnp.sum(system.noise, axis=0)
+    output_variance = lambda matrix: jnp.einsum("...md,de,...me->...m", emission, matrix, emission)
+    noise, first = output_variance(total_noise), output_variance(system.covariance)
     tiny = 1e-12 if system.mean.dtype == jnp.float64 else 1e-6
     return jax.lax.stop_gradient(tiny * jnp.where(noise > 0, noise, first))
 
 
 def _checked(system: StateSpace, y: Any, noise: Any) -> tuple[StateSpace, Array, Array]:
-    """Observations and noise that go with the state space, or an error that says why not."""
+    """Observations and noise as arrays of one type, checked against the state space."""
     if not isinstance(system, StateSpace):
         raise ValueError(f"The first argument is a StateSpace, got a {type(system).__name__}.")
     y, noise = floating(jnp.asarray(y)), floating(jnp.asarray(noise))
@@ -201,7 +249,7 @@ def _checked(system: StateSpace, y: Any, noise: Any) -> tuple[StateSpace, Array,
     if y.ndim != 1 + len(system.outputs) or y.shape[1:] != system.outputs or y.shape[0] == 0:
         shape = "(T,)" if not system.outputs else f"(T, {system.outputs[0]})"
         raise ValueError(
-            f"This state space has observations of shape {shape}, got {y.shape}. Many series at once: jax.vmap."
+            f"This state space has observations of shape {shape}, got {y.shape}. For many series at once use jax.vmap."
         )
     if system.length not in (None, y.shape[0]):
         raise ValueError(f"The state space changes over {system.length} steps, and y has {y.shape[0]}.")
@@ -213,10 +261,13 @@ def _checked(system: StateSpace, y: Any, noise: Any) -> tuple[StateSpace, Array,
             f"got {noise.shape}."
         )
     if not isinstance(noise, Tracer):
-        full = _full(system, noise)
+        full = _is_covariance(system, noise)
         least = np.linalg.eigvalsh(np.asarray(noise, float)).min() if full else np.min(np.asarray(noise))
         if not least >= 0 or (full and least == 0):
-            raise ValueError(f"The observations' noise is a variance, and its least is {least:.3g}.")
+            raise ValueError(
+                f"The observations' noise is a variance, positive (or 0 where it is no matrix), and the smallest "
+                f"{'eigenvalue' if full else 'entry'} is {least:.3g}."
+            )
     if not isinstance(y, Tracer) and np.any(np.isinf(np.asarray(y))):
         raise ValueError("y has infinite entries: a missing observation is NaN.")
     return system, y, noise

@@ -1,4 +1,4 @@
-"""Linear-Gaussian state spaces to be learnt: transitions, loadings and noise by EM or variational messages."""
+"""Linear-Gaussian state spaces with unknown matrices: transitions, loadings and noise by EM or variational messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..families.sites.state_space import StateSpace
 from .sequences import sequences
 from .starts.principal import principal
 
-_FIRST = 0.1  # the first state's precision
+_FIRST_PRECISION = 0.1  # of the first state
 
 
 def linear_gaussian(
@@ -25,12 +25,18 @@ def linear_gaussian(
 ) -> Model:
     r"""$x_{t+1} ∼ N(Ax_t, I)$ and $y_{tm} ∼ N(c_m^⊤x_t, 1/τ_m)$ with A, C and τ unknown, and $x_0 ∼ N(0, 10I)$.
 
-    States of unit noise are no loss: any other is a change of their coordinates. `y` is one series (T, M), many (N, T,
-    M), or a list; NaN is missing, entry by entry. Subtract its mean first. Fit with `data={"y": sequences(y)}`: flat
-    priors are maximum likelihood, for `em()`; the default ones, for `vmp()` and `svi()`, are BayesPy's: a precision for
-    every column of A and of C (a state that is not needed fades), and Gamma(10⁻³, 10⁻³) for all precisions. The
-    start has C from the principal components of y, drawn beyond those (`key`). With `lengths` the data also have
-    "lengths" (N,), how many steps each series has: what follows is filling, and not states that nothing is known of.
+    The states' noise is I without loss of generality: any other is a change of their coordinates. Subtract the mean of
+    y first, and fit with `data={"y": sequences(y)}`. Flat priors are maximum likelihood, for `em()`. The default ones,
+    for `vmp()` and `svi()`, are BayesPy's: an unknown precision for every column of A and of C, so that the columns of
+    a state that is not needed shrink to 0, and Gamma(10⁻³, 10⁻³) for all precisions.
+
+    Args:
+        y: one series (T, M), many (N, T, M), or a list; NaN is missing, entry by entry.
+        states: the number of states.
+        priors: "flat" or "default".
+        lengths: that the data also have "lengths" (N,), how many steps each series has. The steps after these are
+            padding; without it they would be states without observations, which count in the bound.
+        key: a random key, for the loadings of states beyond the principal components of y, from which C starts.
 
     >>> import bayesrule as blr, jax, jax.numpy as jnp
     >>> y = jnp.sin(jnp.arange(60.0) / 4)[:, None] + 0.1 * jax.random.normal(jax.random.key(0), (60, 2))
@@ -41,19 +47,21 @@ def linear_gaussian(
     """
     rows = sequences(y)
     if rows.shape[1] < 2:
-        raise ValueError("A state space is learnt from series of at least two steps: one says nothing of transitions.")
+        raise ValueError(
+            "Series of one step have no transitions, from which a state space is estimated: give at least two steps."
+        )
     if priors not in ("flat", "default"):
         raise ValueError(f'priors= is "flat" (maximum likelihood) or "default", got {priors!r}.')
     loadings, noise = principal(np.asarray(rows, float).reshape(-1, rows.shape[2]), states, key)
     size, outputs = states, rows.shape[2]
-    precise = lambda mean: Gaussian(mean, jnp.broadcast_to(10 * jnp.eye(size), (len(mean), size, size)))
+    around = lambda mean: Gaussian(mean, jnp.broadcast_to(10 * jnp.eye(size), (len(mean), size, size)))
     blocks: dict[str, Any] = {
-        "loadings": precise(loadings),
-        "transition": precise(0.5 * jnp.eye(size)),
+        "loadings": around(loadings),
+        "transition": around(0.5 * jnp.eye(size)),
         "noise": Gamma(jnp.full(outputs, 2.0), noise),
     }
     terms = {
-        "beginning": factors.beginning("states", mean=jnp.zeros(size), precision=_FIRST * jnp.eye(size)),
+        "beginning": factors.beginning("states", mean=jnp.zeros(size), precision=_FIRST_PRECISION * jnp.eye(size)),
         "dynamics": factors.dynamics("states", transition="transition", lengths="lengths" if lengths else None),
         "y": factors.bilinear("y", "states", "loadings", precision="noise"),
     }
@@ -67,12 +75,12 @@ def linear_gaussian(
 
 
 def state_space(q: Any) -> tuple[StateSpace, Float[Array, " M"]]:
-    """A fit's state space and observation noise, at the means of q: what the functions of `kalman` take."""
+    """The state space and the noise variances at the means of a fitted q, as the functions of `kalman` take them."""
     system = StateSpace(
         q["transition"].mean,
         jnp.eye(q["transition"].mean.shape[-1]),
         q["loadings"].mean,
         None,
-        jnp.eye(q["transition"].mean.shape[-1]) / _FIRST,
+        jnp.eye(q["transition"].mean.shape[-1]) / _FIRST_PRECISION,
     )
     return system, 1 / q["noise"].mean

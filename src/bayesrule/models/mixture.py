@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians, full or diagonal: by EM, variational messages or mini-batches of them."""
+"""Mixtures of Gaussians with full or diagonal covariances, for EM, variational messages or stochastic ones."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .. import factors
-from ..factor_graph import expected_log as expected_logs
+from ..factor_graph import expected_log
 from ..factor_graph.model import Model
 from ..families.base import ExponentialFamily
 from ..families.dirichlet import Dirichlet
 from ..families.gamma import NormalGamma
 from ..families.wishart import NormalWishart
-from .starts.clusters import Priors, clustered, gaussian_components, not_singular, with_priors
+from .starts.clusters import Priors, assign_to_clusters, gaussian_components, variance_floor, with_priors
 
 
 def gaussian_mixture(
@@ -28,13 +28,19 @@ def gaussian_mixture(
     floor: float = 0.0,
     key: Any = None,
 ) -> Model:
-    r"""$p(y_n) = \sum_kπ_kN(y_n \mid m_k, Λ_k^{-1})$ with full or diagonal precisions, the choices summed out.
+    r"""$p(y_n) = \sum_kπ_kN(y_n \mid m_k, Λ_k^{-1})$ with full or diagonal precisions, the assignments summed out.
 
-    `y` is (N, D). Fit with `data={"y": y}`: flat priors are maximum likelihood, for `em(order="parallel")`; the default
-    ones, for `vmp(order="parallel")` and `svi(rate)`, are Dirichlet(1) and those of `gaussian_hmm`; a dict gives other
-    members for the blocks "weights" and "components". `floor` is added to the sum of squares that is each variance of
-    EM's, so that none becomes 0. The start is a k-means clustering (`key` seeds it). A row that is NaN is missing; one
-    that is missing in part is an error.
+    Fit with `data={"y": y}`. Flat priors are maximum likelihood, for `em(order="parallel")`; the default ones, for
+    `vmp(order="parallel")` and `svi(rate)`, are Dirichlet(1) and those of `gaussian_hmm`.
+
+    Args:
+        y: rows (N, D). A row of NaN is missing; one that is missing in part is an error. The start is a k-means
+            clustering of them.
+        components: the number of components K.
+        covariance: "full" or "diag".
+        priors: "flat", "default", or a dict of members for the blocks "weights" and "components".
+        floor: is added to the sum of squares of which EM's variances are the mean, so that none becomes 0.
+        key: a random key, for k-means.
 
     >>> import bayesrule as blr, jax
     >>> y = jax.random.normal(jax.random.key(0), (200, 2)).at[100:].add(5.0)
@@ -48,39 +54,48 @@ def gaussian_mixture(
     if bool(jnp.any(jnp.isinf(rows))):
         raise ValueError("y has infinite entries: a missing row is NaN.")
     rows = rows[None]
-    found = clustered(rows, components, covariance, key)
-    factor, flat, usual = gaussian_components(rows, found, covariance, "components")
-    counts = found.chosen.sum((0, 1)) + 1 / components
+    assignments = assign_to_clusters(rows, components, covariance, key)
+    factor, flat, default = gaussian_components(rows, assignments, covariance, "components")
+    counts = assignments.one_hot.sum((0, 1)) + 1 / components
     blocks = {"weights": Dirichlet(1 + jnp.asarray(counts, float)), "components": flat}
-    known = {"weights": Dirichlet(jnp.ones(components)), "components": usual}
-    blocks, terms = with_priors(blocks, known, priors)
-    return Model(blocks, {**terms, **not_singular("components", floor), "y": factors.mixture("weights", factor)})
+    defaults = {"weights": Dirichlet(jnp.ones(components)), "components": default}
+    blocks, terms = with_priors(blocks, defaults, priors)
+    return Model(blocks, {**terms, **variance_floor("components", floor), "y": factors.mixture("weights", factor)})
 
 
 def usual_priors(y: Any, components: int, covariance: Literal["full", "diag"] = "full") -> dict[str, ExponentialFamily]:
-    """scikit-learn's, which say little: with m and S the mean and covariance of all rows, Dirichlet(1/K) and a
-    normal–Wishart of mean m, count 1, D degrees of freedom and scale S⁻¹ (a normal–gamma of shape D/2 and rate S/2)."""
+    """scikit-learn's weak default priors, for `gaussian_mixture(priors=…)`.
+
+    With m and S the mean and the covariance of all rows: Dirichlet(1/K) for the weights and, for the components, a
+    normal–Wishart of mean m, count 1, D degrees of freedom and scale S⁻¹ (a normal–gamma of shape D/2 and rate S/2).
+    """
     rows = np.asarray(y, float)
     rows = rows[~np.isnan(rows).any(1)]
     size, mean = rows.shape[1], jnp.asarray(rows.mean(0))
-    spread = np.atleast_2d(np.cov(rows.T))
-    spread = spread + 1e-6 * np.diag(np.diag(spread))  # columns may be linear in each other
+    cov = np.atleast_2d(np.cov(rows.T))
+    cov = cov + 1e-6 * np.diag(np.diag(cov))  # invertible also where one column is a linear function of others
     if covariance == "full":
-        shared: Any = NormalWishart(mean, jnp.ones(()), jnp.asarray(float(size)), jnp.asarray(np.linalg.inv(spread)))
+        shared: Any = NormalWishart(mean, jnp.ones(()), jnp.asarray(float(size)), jnp.asarray(np.linalg.inv(cov)))
     else:
-        shared = NormalGamma(mean, jnp.ones(()), jnp.asarray(0.5 * size), jnp.asarray(0.5 * np.diag(spread)))
+        shared = NormalGamma(mean, jnp.ones(()), jnp.asarray(0.5 * size), jnp.asarray(0.5 * np.diag(cov)))
     return {"weights": Dirichlet(jnp.full(components, 1 / components)), "components": shared}
 
 
 def responsibilities(model: Model, q: Any, y: Any) -> Float[Array, "N K"]:
-    """Each row's share of each component, softmax of E log π_k + E log N(y_n | component k); a missing row's of π."""
+    r"""$q(z_n = k) ∝ \exp(E\log π_k + E\log N(y_n \mid k))$, (N, K); for a missing row ∝ exp E log π_k.
+
+    Args:
+        model: a `gaussian_mixture`.
+        q: its fitted q.
+        y: rows (N, D), those of the fit or new ones.
+    """
     factor = model.factors["y"]
-    seen = model.seen(q)
-    views = [seen[name] for name in factor.blocks]
+    by_name = model.seen(q)
+    views = [by_name[name] for name in factor.blocks]
     rows = jnp.asarray(y, float)
     present = ~jnp.any(jnp.isnan(rows), axis=1, keepdims=True)
     rows = jnp.where(present, rows, 0.0)
     rows = factor.features(rows) if factor.features is not None else rows
     components: Any = factor.function.args[0]
-    found = expected_logs.per_component(components, tuple(views[1:]), (rows,))
-    return jax.nn.softmax(views[0].expectation + jnp.where(present, found, 0.0), axis=-1)
+    log_likelihoods = expected_log.per_component(components, tuple(views[1:]), (rows,))
+    return jax.nn.softmax(views[0].expectation + jnp.where(present, log_likelihoods, 0.0), axis=-1)

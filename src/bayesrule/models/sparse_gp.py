@@ -28,7 +28,15 @@ from .kernels import Inputs, Kernel, columns
 
 
 class SparseFactor(LinearFactor):
-    """A likelihood of outputs a(x_n)·u, with the variance that the inducing values leave open in its expectation."""
+    """A likelihood of f(x_n) = a(x_n)·u + ε_n, integrated over u and over ε, the part that u does not determine.
+
+    Args:
+        likelihood: the likelihood of the process's own outputs, whose block becomes u.
+        kernel: k.
+        inducing: Z.
+        inputs: the name of the inputs x in the data.
+        center: the process's mean, a constant.
+    """
 
     kernel: Kernel
     inducing: Float[Array, "M D"]
@@ -47,41 +55,46 @@ class SparseFactor(LinearFactor):
             {block: inputs},
             *likelihood.blocks[1:],
             data=likelihood.data[-1],
-            points=likelihood.spread,
+            points=likelihood.integration,
             closed=likelihood.closed,
-            said=likelihood.said,
+            label=likelihood.label,
         )
         self.kernel, self.inducing, self.center = kernel, inducing, jnp.asarray(center, inducing.dtype)
-        # Quadratic in f, but E log p has a term for the variance left open, which log E p has not.
+        # Not `conjugate`: the variance of ε enters E log p by another term than log E p, so that log E p does not
+        # follow from E log p alone. `log_predictive` below has the formula for a log p that is quadratic in f.
         self.quadratic = likelihood.conjugate
 
-    def width(self, block: Any) -> int:
+    def input_width(self, block: Any) -> int:
         return self.inducing.shape[1]
 
-    def _weights(self, data: Mapping[str, Array]) -> tuple[Array, Array]:
-        """a(x_n), and the variance of f(x_n) given u."""
+    def _projection(self, data: Mapping[str, Array]) -> tuple[Array, Array]:
+        """a(x_n), and Var ε_n = Var[f(x_n) | u] = k(x_n, x_n) − |a(x_n)|²."""
         x = data[self.data[0]]
-        weights = projected(self.kernel, self.inducing, x)
+        weights = project_on_inducing(self.kernel, self.inducing, x)
         return weights, jnp.maximum(self.kernel.diagonal(x) - jnp.sum(weights**2, axis=1), 0.0)
 
     def outputs(
-        self, seen: Mapping[str, BlockView], data: Mapping[str, Array], local: frozenset[str] = frozenset()
+        self, views: Mapping[str, BlockView], data: Mapping[str, Array], local: frozenset[str] = frozenset()
     ) -> tuple[Array, Array]:
-        return super().outputs(seen, {**data, self.data[0]: self._weights(data)[0]}, local)
+        return super().outputs(views, {**data, self.data[0]: self._projection(data)[0]}, local)
 
-    def given(
-        self, mean: Array, spread: Array, seen: Mapping[str, BlockView], data: Mapping[str, Array], key: Any
+    def expected_log_likelihood(
+        self, mean: Array, covariance: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Any
     ) -> Array:
-        return super().given(mean + self.center, spread + self._weights(data)[1], seen, data, key)
+        variance = covariance + self._projection(data)[1]
+        return super().expected_log_likelihood(mean + self.center, variance, views, data, key)
 
-    def density(self, mean: Array, spread: Array, seen: Mapping[str, BlockView], data: Mapping[str, Array]) -> Array:
-        mean, spread = mean + self.center, spread + self._weights(data)[1]
+    def log_predictive(
+        self, mean: Array, covariance: Array, views: Mapping[str, BlockView], data: Mapping[str, Array]
+    ) -> Array:
+        mean, variance = mean + self.center, covariance + self._projection(data)[1]
         if not self.quadratic:
-            return super().density(mean, spread, seen, data)
-        row, y = self._row(seen), data[self.data[-1]]
+            return super().log_predictive(mean, variance, views, data)
+        # log E exp(a + b(f − m) + ½c(f − m)²) over f ~ N(m, v) is a + ½[b²v/(1 − cv) − log(1 − cv)].
+        row, y = self._row(views), data[self.data[-1]]
         value, slope = jax.vmap(jax.value_and_grad(row))(mean, y)
-        scale = 1 - spread * jax.vmap(jax.grad(jax.grad(row)))(mean, y)
-        return value + 0.5 * (slope**2 * spread / scale - jnp.log(scale))
+        scale = 1 - variance * jax.vmap(jax.grad(jax.grad(row)))(mean, y)
+        return value + 0.5 * (slope**2 * variance / scale - jnp.log(scale))
 
 
 def single_output(likelihood: LinearFactor) -> str:
@@ -94,7 +107,7 @@ def single_output(likelihood: LinearFactor) -> str:
     return likelihood.predictors[0][0]
 
 
-def projected(kernel: Kernel, inducing: Inputs, x: Inputs) -> Float[Array, "N M"]:
+def project_on_inducing(kernel: Kernel, inducing: Inputs, x: Inputs) -> Float[Array, "N M"]:
     """a(x) = L⁻¹k(Z, x), a row for each input."""
     factor = jnp.linalg.cholesky(with_jitter(kernel(inducing)))
     return solve_triangular(factor, kernel(inducing, x), lower=True).T
@@ -137,7 +150,7 @@ def log_evidence(
     [-2.405, -7.786]
     """
     precision = jnp.broadcast_to(jnp.asarray(weights) / noise, jnp.shape(y))
-    features = projected(kernel, inducing, x)
+    features = project_on_inducing(kernel, inducing, x)
     size = features.shape[1]
     factor = jnp.linalg.cholesky(jnp.eye(size, dtype=features.dtype) + (features.T * precision) @ features)
     pull = solve_triangular(factor, features.T @ (precision * y), lower=True)

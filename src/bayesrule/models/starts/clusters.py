@@ -1,4 +1,8 @@
-"""Where mixtures and hidden Markov models start: clusters of the rows, what their components are, and priors."""
+"""Where mixtures and hidden Markov models start: k-means clusters of the rows, the components' moments, and priors.
+
+With an informative prior λ₀ a block starts at λ₀ plus the natural parameters that the clusters give it, as if each
+row's cluster were its known component.
+"""
 
 from __future__ import annotations
 
@@ -23,155 +27,193 @@ from ...numerics.checks import positive_int
 
 Priors = Mapping[str, ExponentialFamily] | Literal["flat", "default"]
 
-_MOST = 10_000  # steps that k-means looks at
+_KMEANS_ROWS = 10_000  # the rows that k-means is fitted to, at most
 
 
-class Counted(NamedTuple):
-    """Which state each step is in, 0 for all where it is missing, and how often states come first and in pairs."""
+class Assignments(NamedTuple):
+    """Which state each step starts in, and how often states come first and follow each other.
 
-    chosen: Float[ndarray, "N T K"]
+    Args:
+        one_hot: 1 for the state of each step; 0 for all states where the step is missing.
+        initial: how many sequences begin with each state, plus 1/K.
+        transitions: how often the row's state is followed by the column's, plus 1/K.
+    """
+
+    one_hot: Float[ndarray, "N T K"]
     initial: Float[ndarray, " K"]
-    pairs: Float[ndarray, "K K"]
+    transitions: Float[ndarray, "K K"]
 
 
-def counted(rows: Any, states: int, key: Any, *, whole: bool) -> Counted:
-    """k-means on the steps: at most 10,000 of them, the same for the same key."""
+def k_means(rows: Any, states: int, key: Any, *, complete: bool) -> Assignments:
+    """Cluster the steps by k-means, after scaling every column to unit variance.
+
+    Args:
+        rows: (N, T, D); NaN is missing.
+        states: the number of clusters.
+        key: a random key; the same key gives the same clusters.
+        complete: whether a step with some entries missing counts as missing; otherwise these are set to their mean.
+    """
     from sklearn.cluster import KMeans
 
     rows = np.asarray(rows, float)
-    found = ~np.isnan(rows)
-    present = found.all(-1) if whole else found.any(-1)
-    _enough(present, states)
+    observed = ~np.isnan(rows)
+    present = observed.all(-1) if complete else observed.any(-1)
+    _check_number_of_states(present, states)
     steps = rows[present]
     steps = np.where(np.isnan(steps), np.nanmean(steps, axis=0), steps)
-    scale = steps.std(axis=0)
-    steps = (steps - steps.mean(axis=0)) / np.where(scale > 0, scale, 1.0)
-    random = np.random.default_rng(np.asarray(jax.random.key_data(jax.random.key(0) if key is None else key)))
-    part = steps if len(steps) <= _MOST else random.choice(steps, _MOST, replace=False)
-    means = KMeans(min(states, len(np.unique(part, axis=0))), random_state=int(random.integers(2**31)))
+    std = steps.std(axis=0)
+    steps = (steps - steps.mean(axis=0)) / np.where(std > 0, std, 1.0)
+    random = numpy_random(key)
+    subset = steps if len(steps) <= _KMEANS_ROWS else random.choice(steps, _KMEANS_ROWS, replace=False)
+    means = KMeans(min(states, len(np.unique(subset, axis=0))), random_state=int(random.integers(2**31)))
     means.set_params(n_init=3)
-    chosen = np.zeros((*present.shape, states))
-    chosen[present] = np.eye(states)[means.fit(part).predict(steps)]
-    return Counted(chosen, *_chain(chosen))
+    one_hot = np.zeros((*present.shape, states))
+    one_hot[present] = np.eye(states)[means.fit(subset).predict(steps)]
+    return Assignments(one_hot, *_chain_counts(one_hot))
 
 
-def _enough(present: ndarray, states: Any) -> None:
-    positive_int("states", states, meaning="how many states or components there are")
+def numpy_random(key: Any) -> np.random.Generator:
+    """NumPy's generator seeded by a JAX key; by key 0 if there is none."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(jax.random.key(0) if key is None else key)))
+
+
+def _check_number_of_states(present: ndarray, states: Any) -> None:
+    positive_int("states", states, meaning="the number of states or components")
     steps = int(present.sum())
     if steps == 0:
-        raise ValueError("All of y is missing: there is nothing to fit. NaN says missing, so look at how y was read.")
+        raise ValueError("All of y is missing (NaN), so there is nothing to fit: check how y was read.")
     if states > steps:
         raise ValueError(
-            f"{states} states or components cannot be told apart by {steps} observed rows: some would have none. Take "
+            f"{states} states or components cannot be told apart by {steps} observed rows: some would have none. Use "
             "fewer."
         )
 
 
-def _chain(chosen: ndarray) -> tuple[ndarray, ndarray]:
-    """How often states come first and follow each other, with one more of each kind's share, so that none is 0."""
-    states = chosen.shape[-1]
-    return chosen[:, 0].sum(0) + 1 / states, np.einsum("nti,ntj->ij", chosen[:, :-1], chosen[:, 1:]) + 1 / states
+def _chain_counts(one_hot: ndarray) -> tuple[ndarray, ndarray]:
+    """How often each state comes first, and follows each other one; 1/K is added to all, so that none is 0."""
+    states = one_hot.shape[-1]
+    return one_hot[:, 0].sum(0) + 1 / states, np.einsum("nti,ntj->ij", one_hot[:, :-1], one_hot[:, 1:]) + 1 / states
 
 
-def pooled(rows: Any) -> tuple[ndarray, ndarray]:
-    """The mean and variance of each entry over all steps."""
+def pooled_moments(rows: Any) -> tuple[ndarray, ndarray]:
+    """The mean and the variance of each column over all steps."""
     flat = np.asarray(rows, float).reshape(-1, rows.shape[-1])
     return np.nanmean(flat, axis=0), np.nanvar(flat, axis=0)
 
 
-def moments(rows: Any, found: Counted, full: bool) -> tuple[ndarray, ndarray, ndarray]:
-    """Each state's weight, mean (K, D) and (co)variance, to which all steps together add one: no state is empty."""
+def cluster_moments(rows: Any, assignments: Assignments, full: bool) -> tuple[ndarray, ndarray, ndarray]:
+    """Each cluster's weight (K,), mean (K, D) and covariance (K, D, D), or variances (K, D) if not `full`.
+
+    One pseudo-row with the mean and the variances of all steps is added to every cluster, so that none is empty.
+    """
     rows = np.asarray(rows, float)
-    there = ~np.isnan(rows)
-    present = there.all(-1) if full else there.any(-1)
-    flat, weights = rows[present], found.chosen[present]
-    center, spread = pooled(rows)
-    gaps = np.where(np.isnan(flat), 0.0, flat - center)
+    observed = ~np.isnan(rows)
+    present = observed.all(-1) if full else observed.any(-1)
+    flat, weights = rows[present], assignments.one_hot[present]
+    center, variance = pooled_moments(rows)
+    deviations = np.where(np.isnan(flat), 0.0, flat - center)
     count = weights.sum(0) + 1
-    mean = weights.T @ gaps / count[:, None]
+    mean = weights.T @ deviations / count[:, None]
     if full:
-        squares = np.stack([(weight[:, None] * gaps).T @ gaps for weight in weights.T]) + np.diag(spread)
+        squares = np.stack([(weight[:, None] * deviations).T @ deviations for weight in weights.T]) + np.diag(variance)
         return count, center + mean, squares / count[:, None, None] - mean[:, :, None] * mean[:, None, :]
-    return count, center + mean, (weights.T @ gaps**2 + spread) / count[:, None] - mean**2
+    return count, center + mean, (weights.T @ deviations**2 + variance) / count[:, None] - mean**2
 
 
-def drawn_categories(rows: ndarray, states: int, categories: int | None, key: Any) -> tuple[Counted, ndarray]:
-    """How often each category occurs, perturbed for every state; a chain that stays half of the time."""
+def random_categories(
+    rows: ndarray, states: int, categories: int | None, key: Any
+) -> tuple[Assignments, Float[ndarray, "K V"]]:
+    """A chain that stays half of the time, and each state's category counts: those of all rows, perturbed at random."""
     present = ~np.isnan(rows)
-    _enough(present, states)
+    _check_number_of_states(present, states)
     labels = rows[present].astype(int)
     size = int(labels.max()) + 1 if categories is None else categories
-    share = np.bincount(labels, minlength=size) + 1 / size
-    random = np.random.default_rng(np.asarray(jax.random.key_data(jax.random.key(0) if key is None else key)))
-    tables = share * random.uniform(0.5, 1.5, (states, size))
-    moves = 0.5 * (np.eye(states) + 1 / states) * present.sum() / states
-    first = np.full(states, len(rows) / states)
-    return Counted(np.zeros((*rows.shape, states)), first, moves), tables / states
+    counts = np.bincount(labels, minlength=size) + 1 / size
+    perturbed = counts * numpy_random(key).uniform(0.5, 1.5, (states, size))
+    transitions = 0.5 * (np.eye(states) + 1 / states) * present.sum() / states
+    initial = np.full(states, len(rows) / states)
+    return Assignments(np.zeros((*rows.shape, states)), initial, transitions), perturbed / states
 
 
-def clustered(rows: Any, count: int, covariance: str, key: Any) -> Counted:
-    """Clusters of rows (N, T, D) for Gaussian components, full or diagonal."""
+def assign_to_clusters(rows: Any, count: int, covariance: str, key: Any) -> Assignments:
+    """Clusters of rows (N, T, D) for Gaussian components with full or diagonal covariances."""
     if covariance not in ("full", "diag"):
         raise ValueError(f'covariance= is "full" or "diag", got {covariance!r}.')
-    return counted(rows, count, key, whole=covariance == "full")
+    return k_means(rows, count, key, complete=covariance == "full")
 
 
 def gaussian_components(
-    rows: Any, found: Counted, covariance: str, block: str
+    rows: Any, assignments: Assignments, covariance: str, block: str
 ) -> tuple[Factor, ExponentialFamily, ExponentialFamily]:
-    """E log N(y | component), a component for each cluster as the rows say, and the usual prior of one.
+    """The factor E log N(y | component), its block as the clusters give it, and the default prior of a component.
 
     With m and S the mean and the variances of all rows the prior is a normal–Wishart of mean m, count 0.1, D + 2
     degrees of freedom and E Λ = S⁻¹, or for each entry a normal–gamma of shape 3/2.
+
+    Args:
+        rows: (N, T, D).
+        assignments: the clusters.
+        covariance: "full" or "diag".
+        block: the name of the components' block.
     """
-    size, (center, spread) = rows.shape[-1], pooled(rows)
-    if np.any(spread <= 0):
+    size, (center, variance) = rows.shape[-1], pooled_moments(rows)
+    if np.any(variance <= 0):
         raise ValueError(
-            f"The columns {np.flatnonzero(spread <= 0).tolist()} of y do not vary, and a Gaussian without spread has "
+            f"The columns {np.flatnonzero(variance <= 0).tolist()} of y do not vary, and a Gaussian of variance 0 has "
             "no density: leave them out."
         )
-    weight, mean, variance = (jnp.asarray(x, float) for x in moments(rows, found, covariance == "full"))
-    center, spread, count = jnp.asarray(center, float), jnp.asarray(spread, float), jnp.asarray(0.1)
+    moments = cluster_moments(rows, assignments, covariance == "full")
+    weight, mean, cluster_variance = (jnp.asarray(x, float) for x in moments)
+    center, variance, count = jnp.asarray(center, float), jnp.asarray(variance, float), jnp.asarray(0.1)
     if covariance == "full":
-        flat = NormalWishart(mean, weight, weight + size, jnp.linalg.inv(variance) / weight[:, None, None])
+        flat = NormalWishart(mean, weight, weight + size, jnp.linalg.inv(cluster_variance) / weight[:, None, None])
         df = jnp.asarray(size + 2.0)
-        usual = NormalWishart(center, count, df, jnp.diag(1 / spread) / df)
-        return factors.multivariate_normal("y", joint=block), flat, usual
+        default = NormalWishart(center, count, df, jnp.diag(1 / variance) / df)
+        return factors.multivariate_normal("y", joint=block), flat, default
     weight, shape = weight[:, None], jnp.asarray(1.5)
-    flat = NormalGamma(mean, weight, 0.5 * (weight + 1), 0.5 * weight * variance)
-    return factors.normal("y", joint=block), flat, NormalGamma(center, count, shape, shape * spread)
+    flat = NormalGamma(mean, weight, 0.5 * (weight + 1), 0.5 * weight * cluster_variance)
+    return factors.normal("y", joint=block), flat, NormalGamma(center, count, shape, shape * variance)
 
 
-def displaced(block: Any, by: Any) -> Any:
-    """Gaussian components (at their peak or not) of rows that were centred, where the rows were."""
+def with_shifted_mean(block: Any, by: Any) -> Any:
+    """Gaussian components (or a `Peak` of them) that were fitted to centred rows, in the rows' own coordinates."""
     if isinstance(block, Peak):
-        return Peak(displaced(block.of, by))
+        return Peak(with_shifted_mean(block.of, by))
     return eqx.tree_at(lambda family: family.mean, block, block.mean + jnp.asarray(by))
 
 
-def not_singular(block: str, floor: float) -> dict[str, Factor]:
-    r"""A penalty $−\tfrac12 c\,\mathrm{tr}Λ_k$ for each component, which adds c to the squares that EM's variances are
-    the mean of: none can be 0. Nothing for c = 0."""
-    return (
-        {f"least {block}": Factor(Partial(_penalty, jnp.asarray(floor, float)), block, said="floor")} if floor else {}
-    )
+def variance_floor(block: str, floor: float) -> dict[str, Factor]:
+    r"""A penalty $−\tfrac12 c\,\mathrm{tr}Λ_k$ for each component, which keeps its variance above 0; none for c = 0.
+
+    EM's covariance of a component is the weighted sum of squares over the weight. The penalty adds cI to the sum.
+    """
+    if not floor:
+        return {}
+    return {f"least {block}": Factor(Partial(_penalty, jnp.asarray(floor, float)), block, label="floor")}
 
 
 def _penalty(floor: Array, mu: tuple[Array, ...]) -> Array:
+    """−½ c tr E Λ; μ of a normal–Wishart or normal–gamma block begins with (E log|Λ|, E Λ)."""
     full = mu[1].ndim > mu[0].ndim
     return -0.5 * floor * (jnp.trace(mu[1], axis1=-2, axis2=-1) if full else mu[1])
 
 
 def with_priors(
-    blocks: dict[str, ExponentialFamily], usual: dict[str, ExponentialFamily], priors: Priors
+    blocks: dict[str, ExponentialFamily], defaults: dict[str, ExponentialFamily], priors: Priors
 ) -> tuple[dict[str, ExponentialFamily], dict[str, Factor]]:
-    """Blocks that start from what was counted and from their priors, and the priors' factors."""
+    """The blocks with the natural parameters of their priors added, and the priors' factors.
+
+    Args:
+        blocks: each block's start under a flat prior.
+        defaults: each block's default prior.
+        priors: "flat", "default", or members for some blocks, the others having the default one.
+    """
     if isinstance(priors, str) and priors not in ("flat", "default"):
         raise ValueError(f'priors= is "flat", "default" or members by block, got {priors!r}.')
-    chosen = {} if priors == "flat" else usual if isinstance(priors, str) else {**usual, **priors}
+    chosen = {} if priors == "flat" else defaults if isinstance(priors, str) else {**defaults, **priors}
     unknown = set(chosen) - set(blocks)
     if unknown:
         raise ValueError(f"priors= names {sorted(unknown)}, and the blocks are {list(blocks)}.")
-    both = lambda flat, prior: flat.with_natural(jax.tree.map(jnp.add, flat.natural(), prior.natural()))
-    joined = {name: both(flat, chosen[name]) if name in chosen else flat for name, flat in blocks.items()}
-    return joined, {f"prior of {name}": factors.prior(name, prior) for name, prior in chosen.items()}
+    add = lambda flat, prior: flat.with_natural(jax.tree.map(jnp.add, flat.natural(), prior.natural()))
+    starts = {name: add(flat, chosen[name]) if name in chosen else flat for name, flat in blocks.items()}
+    return starts, {f"prior of {name}": factors.prior(name, prior) for name, prior in chosen.items()}
