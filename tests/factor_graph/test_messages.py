@@ -10,7 +10,7 @@ from scipy.special import expit
 
 import bayesrule as blr
 from bayesrule import factors
-from bayesrule.factor_graph.sites import pulled
+from bayesrule.factor_graph.sites import summed_over_rows
 
 SIZE, WIDTH = 60, 3
 
@@ -106,7 +106,7 @@ def test_sites_take_the_same_steps(kind):
     kept, rows = sites.state.aux, model.taken(data)
     total = kept["start"]["w"]
     for name in model.factors:
-        part = pulled(model, name, sites.q, rows, kept["factors"][name])["w"]
+        part = summed_over_rows(model, name, sites.q, rows, kept["factors"][name])["w"]
         total = jax.tree.map(jnp.add, total, part)
     for one, other in zip(jax.tree.leaves(total), jax.tree.leaves(sites.q.natural()), strict=True):
         assert_allclose(one, other, rtol=1e-9, atol=1e-10)

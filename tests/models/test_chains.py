@@ -56,6 +56,26 @@ def test_a_chain_is_the_dense_process_that_it_is(kind):
     assert_allclose(chain.bound, dense.bound, atol=1e-9)
 
 
+@pytest.mark.parametrize("noise", [0.7, np.linspace(0.2, 2.0, 40)], ids=["constant", "changing"])
+def test_the_smoother_is_one_step_of_the_rule(noise):
+    """`kalman.smooth` calls the smoother directly; `conjugate()` reaches it by one step with ρ = 1, from any q."""
+    trend = blr.StateSpace([[1.0, 1.0], [0.0, 0.9]], np.diag([0.1, 0.02]), [1.0, 0.0], None, 10 * np.eye(2))
+    y = np.random.default_rng(1).normal(size=40).cumsum()
+    y[7:11] = np.nan
+    likelihood = factors.linear("y", {"x": None}, precision=1 / jnp.asarray(noise))
+    model = blr.Model({"x": blr.GaussianChain(trend, 40)}, {"y": likelihood})
+    result = blr.fit(blr.conjugate(), model, None, {"y": y}, steps=1)
+    mean, covariance = result.q["x"].states()
+    smoothed = kalman.smooth(trend, y, noise, pairs=True)
+    assert_allclose(smoothed.mean, mean, rtol=1e-12, atol=1e-12)
+    assert_allclose(smoothed.covariance, covariance, rtol=1e-12, atol=1e-12)
+    assert_allclose(smoothed.pairs, result.q["x"].pairs(), rtol=1e-12, atol=1e-12)
+    filtered, q = kalman.filter(trend, y, noise), result.q["x"].filtered()
+    assert_allclose(filtered.mean, q.mean, rtol=1e-12, atol=1e-12)
+    assert_allclose(filtered.covariance, q.covariance, rtol=1e-12, atol=1e-12)
+    assert_allclose(filtered.log_likelihood, result.bound, rtol=1e-12)  # A(λ) and the messages' constants
+
+
 def test_stochastic_volatility_is_what_a_long_nuts_run_says():
     """US growth, its log-variance an AR(1): within 0.1 posterior deviations of NumPyro's moments (`make_nuts.py`)."""
     growth = 100 * np.diff(np.log(macrodata.load_pandas().data["realgdp"].to_numpy()))

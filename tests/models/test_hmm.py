@@ -234,7 +234,7 @@ GOOD = np.arange(10.0)
 BAD = {
     "shape": (lambda: hmm.sequences(np.zeros((2, 3, 4, 5))), r"Series are \(T,\), \(T, D\) or \(N, T, D\)"),
     "no steps": (lambda: hmm.sequences(np.zeros((0, 2))), "at least one step"),
-    "unlike": (lambda: hmm.sequences([np.zeros((3, 2)), np.zeros((3, 1))]), "one kind of step"),
+    "unlike": (lambda: hmm.sequences([np.zeros((3, 2)), np.zeros((3, 1))]), "whose steps have one shape"),
     "all missing": (lambda: hmm.gaussian_hmm(np.full(5, np.nan), 2), "All of y is missing"),
     "no category": (lambda: hmm.categorical_hmm(np.full(5, np.nan), 2), "All of y is missing"),
     "too few": (
@@ -252,11 +252,11 @@ BAD = {
     "priors": (lambda: hmm.gaussian_hmm(GOOD, 2, priors="none"), '"flat", "default" or members'),
     "plates": (
         lambda: hmm.hmm_of(factors.poisson("y", rate="r"), {"r": blr.Gamma(1.0, 1.0)}),
-        "has a plate for each state",
+        "needs a plate for each state",
     ),
     "chain": (
         lambda: hmm.hmm_of(factors.poisson("y", rate="r"), {"r": blr.Gamma(jnp.ones(2), 1.0)}, initial=jnp.ones(3)),
-        "2 states have initial probabilities",
+        r"initial= is \(2,\) and transitions= \(2, 2\), got \(3,\)",
     ),
     "no rows": (
         lambda: fitted(EM, hmm.poisson_hmm(GOOD, 2), GOOD),
