@@ -85,9 +85,9 @@ class Sites(Curvature):
         """The sites after a step: those of the batch moved by ρ towards their new messages, as λ has been."""
         mix = lambda old, new: old + jnp.asarray(rate, old.dtype) * (new - old)
         start = jax.tree.map(lambda x: (1 - jnp.asarray(rate, x.dtype)) * x, before["start"])
-        factors, index = {}, seen["rows"]
+        factors, index = {}, measured["rows"]
         for name, site in before["factors"].items():
-            moved = jax.tree.map(mix, _sites_of_batch(objective, name, site, index), seen["fresh"][name])
+            moved = jax.tree.map(mix, _sites_of_batch(objective, name, site, index), measured["fresh"][name])
             if index is not None and objective.per_row(objective.factors[name]):
                 moved = jax.tree.map(lambda full, rows: full.at[index].set(rows, mode="drop"), site, moved)
             factors[name] = moved
