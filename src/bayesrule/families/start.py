@@ -65,8 +65,12 @@ class Start(eqx.Module):
 
     @property
     def approximation(self) -> str:
-        """What reading blocks at their peak does to the natural gradient."""
-        return "" if self.peaks is None else "Delta method for the parameters"
+        """How Table 1 names what the family piece does to the natural gradient, as phrases separated by commas.
+
+        A precision that is stated per example is for rates of the mean loss, which mini-batches estimate.
+        """
+        phrases = ["Delta method for the parameters"] if self.peaks is not None else []
+        return ", ".join([*phrases, *["stochastic approx."] * self.per_example])
 
     @property
     def part(self) -> type[Family]:

@@ -27,7 +27,7 @@ class Relaxed(Points):
     smoothing: Any
     samples: int = eqx.field(static=True)
     noise: bool = eqx.field(static=True)
-    approximation: ClassVar[str] = "Concrete relaxation"
+    approximation: ClassVar[str] = "stochastic approx., Concrete relaxation"
     meaning: ClassVar[str] = "θ = tanh((λ + ½ log ε/(1 − ε))/relaxation), and s = ∂θ/∂μ  (eq:param_b_tau)"
     chained: ClassVar[bool] = True
 

@@ -1,4 +1,8 @@
-"""Table 1 of the paper, printed from the algorithms themselves."""
+"""Table 1 of the paper (`tab:summary`), printed from the algorithms themselves.
+
+No cell is typed in: the posterior is the family's `label`, and each piece declares its own phrases of the column of
+approximations (`Points.approximation`, `Start.approximation`, `Curvature.approximation`, `Steps.approximation`).
+"""
 
 from __future__ import annotations
 
@@ -13,14 +17,18 @@ from .optimization import gradient_descent, multimodal, newton, von
 
 @dataclass(frozen=True)
 class Row:
-    """One algorithm: its name and section in the paper, and what its pieces say of it."""
+    """One row of Table 1: an algorithm, and the two columns that are read off its pieces."""
 
     block: str
+    """The part of the table: optimisation, deep learning, Bayesian inference or online learning."""
     name: str
+    """The algorithm's name in the paper."""
     recipe: str
+    """The name of the recipe in `bayesrule`."""
     section: str
+    """The section of the paper."""
     rule: Rule | None
-    """The algorithm itself; None where the library does not have it yet."""
+    """The algorithm itself; None if the library does not have it."""
 
     @property
     def available(self) -> bool:
@@ -34,19 +42,13 @@ class Row:
 
     @property
     def approximations(self) -> str:
-        """What its pieces do to the natural gradient."""
+        """What the pieces do to the natural gradient: the phrases that each of them declares in `approximation`."""
         if self.rule is None:
             return ""
-        sweep = self.rule.steps.sweep
-        local = "" if sweep is None or sweep.local is None or self.rule.family.approximation else "local ρ = 1"
-        said = [
-            self.rule.family.approximation,
-            self.rule.points.approximation,
-            self.rule.curvature.approximation,
-            local,
-        ]
-        named = ", ".join(text for text in said if text)
-        return named or ("ρ = 1" if self.rule.steps.rates.mean == 1 else "None")
+        rule = self.rule
+        pieces = (rule.points, rule.family, rule.curvature, rule.steps)
+        phrases = [phrase for piece in pieces for phrase in piece.approximation.split(", ") if phrase]
+        return ", ".join(dict.fromkeys(phrases)) or rule.steps.full_step or "None"
 
 
 _TABLE: tuple[tuple[str, str, str, str, Callable[[], Rule] | None], ...] = (
@@ -73,7 +75,7 @@ _TABLE: tuple[tuple[str, str, str, str, Callable[[], Rule] | None], ...] = (
 
 
 def table() -> Iterator[Row]:
-    """The rows of Table 1 (and what stands beside it), in the paper's order.
+    """The rows of the paper's Table 1 (`tab:summary`) in its order, with two more: `von` and `exponential_weights`.
 
     >>> [row.name for row in table() if row.available][:2]
     ['Gradient descent', "Newton's method"]

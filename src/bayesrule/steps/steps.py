@@ -120,6 +120,13 @@ class Steps(eqx.Module):
             phrases.append("slow-moving scale vectors")
         return ", ".join(phrases)
 
+    @property
+    def full_step(self) -> str:
+        """How Table 1 names ρ = 1, where nothing is approximated; empty for other rates."""
+        if not (equals(self.rates.mean, 1) and self.rates.single):
+            return ""
+        return "ρ = 1" if self.sweep is None else "ρ = 1 for all nodes"
+
     def __str__(self) -> str:
         unit = {"natural": "", "fraction": "τ", "mean": "N"}[self.units]
         unit = "" if self.units == "fraction" and equals(self.temperature, 1) else unit
