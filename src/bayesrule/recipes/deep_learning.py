@@ -1,8 +1,8 @@
 """Deep-learning algorithms as the rule: Table 1's middle block.
 
-Rates are in optax's units, for a step on the *mean* loss over N examples: so precisions start from multiples of N,
-and `rule.init(params, objective)` needs the objective. Below, ĝ is the gradient of the mean loss and v the curvature
-of the mean loss that q's precision S = (Nv + δ)/τ stands for, with the prior's precision δ.
+Rates are in optax's units, for a step on the *mean* loss over N examples. Therefore precisions start from multiples of
+N, and `rule.init(params, objective)` needs the objective. In the equations, ĝ is the gradient of the mean loss, δ the
+prior's precision, and v the curvature of the mean loss that q's precision S = (Nv + δ)/τ stands for.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from ..curvature.base import Curvature
 from ..curvature.gauss_newton import GaussNewton, GeneralizedGaussNewton
 from ..curvature.gradient import Gradient, SquaredGradient
 from ..curvature.stein import Stein
-from ..families.base import Family
 from ..families.discrete import Bernoulli
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.fixed import FixedGaussian
@@ -29,17 +28,23 @@ from ..points.sampling import MonteCarlo
 from ..rule.rule import Rule
 from ..steps.guards import Boundary, Guard, Retraction
 from ..steps.scaling import GradientAverage, Scaling
-from ..steps.schedule import Number, Rates
+from ..steps.schedule import Number, Rates, equals
 from ..steps.steps import Steps
 
-# Point estimates, and what they say of a posterior.
+# Point estimates, and what they say about a posterior.
 
 
 def sgd(rate: Number, *, momentum: Number | None = None, precision: Any = 1.0) -> Rule:
     r"""Stochastic gradient descent, $θ ← θ − ρS^{-1}\hat g$ (section 4.1, `eq:sgd_cov`).
 
-    A Gaussian with fixed precision N·S and the delta method on mini-batches. `precision` S is the preconditioner: a
-    number, a number for each entry, or a matrix over the ravelled parameters. `momentum` γ is the heavy ball's.
+    A Gaussian with fixed precision N·S, and the delta method on mini-batches. With `momentum` it is the heavy ball,
+    $+ γ(θ_t − θ_{t−1})$ (`eq:sgd_momentum`).
+
+    Args:
+        rate: ρ, a number or a schedule, as in optax.
+        momentum: γ of the heavy ball, between 0 and 1.
+        precision: S, the preconditioner: a number, a number for each entry of the parameters, or a matrix over the
+            ravelled parameters.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> objective = blr.Objective(lambda w, x: 0.5 * (w - x) ** 2, size=2)
@@ -47,6 +52,8 @@ def sgd(rate: Number, *, momentum: Number | None = None, precision: Any = 1.0) -
     >>> state, info = blr.sgd(0.1).step(objective, state, jnp.array([1.0, 3.0]))
     >>> float(state.q.mean), float(info.objective)                    # 0.1 of the mean's slope; the sum's value
     (0.2, 5.0)
+
+    Reference: Robbins and Monro, "A stochastic approximation method", 1951.
     """
     family = Start(FixedGaussian, precision, per_example=True)
     return Rule(family, Delta(), Gradient(), Steps(rate, momentum=momentum), name="sgd", section="4.1")
@@ -55,8 +62,13 @@ def sgd(rate: Number, *, momentum: Number | None = None, precision: Any = 1.0) -
 def rmsprop(rate: Number, *, decay: Number = 0.9, damping: Number = 1e-8) -> Rule:
     r"""RMSprop, $θ ← θ − α\hat g/(\sqrt v + c)$, $v ← βv + (1−β)\hat g^2$ (section 4.2, `eq:rmsprop_update`).
 
-    A diagonal Gaussian, the delta method, and the squared mini-batch gradient for the Hessian; separate rates,
-    square root and damping are steps. `decay` is β, `damping` c.
+    A diagonal Gaussian, the delta method, and the squared mini-batch gradient in place of the Hessian; the separate
+    rates, the square root and the damping belong to the steps.
+
+    Args:
+        rate: α, a number or a schedule.
+        decay: β, how much of v is kept in each step.
+        damping: c.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> objective = blr.Objective(lambda w, x: 0.5 * (w - x) ** 2, size=2)
@@ -64,6 +76,8 @@ def rmsprop(rate: Number, *, decay: Number = 0.9, damping: Number = 1e-8) -> Rul
     >>> state, info = blr.rmsprop(0.1).step(objective, state, jnp.array([1.0, 3.0]))
     >>> round(float(state.q.mean), 4)                                 # 0.1·2/√(0.1·4)
     0.3162
+
+    Reference: Tieleman and Hinton, "Lecture 6.5: RMSprop", Coursera, 2012.
     """
     steps = _steps(rate, decay, scaling=Scaling(damping, root=True))
     return _adaptive(Delta(), SquaredGradient(), steps, Boundary(), name="rmsprop", section="4.2")
@@ -79,10 +93,16 @@ def adam(
 ) -> Rule:
     r"""Adam, $θ ← θ − α\hat u/(\sqrt{\hat v} + δ/N + c)$ (section 4.2, `eq:adam_momentum`).
 
-    RMSprop's pieces with the gradient averaged, $u ← β_1u + (1−β_1)\hat g$, and both averages debiased. `averaging` is
-    β₁, `decay` β₂, `damping` c; a prior's gradient is in u but not in v, and its curvature δ/N in the divisor. With
-    `damping="prior"` (c = 0), `initial_precision` for q's first precision and
-    `.replace(points=MonteCarlo(1))` it is Vadam (Khan et al., ICML 2018).
+    RMSprop's pieces with the gradient averaged, $u ← β_1u + (1−β_1)\hat g$, and both averages debiased. The gradient of
+    a prior is in u but not in v, and its curvature δ/N is in the divisor. Vadam (Khan et al., ICML 2018) is
+    `adam(rate, damping="prior", initial_precision=…).replace(points=MonteCarlo(1))`.
+
+    Args:
+        rate: α, a number or a schedule.
+        averaging: β₁, how much of the gradient's average u is kept in each step.
+        decay: β₂, how much of the squared gradient's average v is kept in each step.
+        damping: c; `"prior"` is c = 0, with the damping left to δ/N.
+        initial_precision: q's first precision: a number or a pytree like the parameters. By default the prior's, v = 0.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> objective = blr.Objective(lambda w, x: 0.5 * (w - x) ** 2, size=2)
@@ -90,6 +110,8 @@ def adam(
     >>> state, info = blr.adam(0.1).step(objective, state, jnp.array([1.0, 3.0]))
     >>> round(float(state.q.mean), 4)
     0.1
+
+    Reference: Kingma and Ba, "Adam: a method for stochastic optimization", ICLR 2015.
     """
     scaling = Scaling(damping, root=True, debias=True)
     steps = _steps(rate, decay, GradientAverage(averaging), scaling)
@@ -107,13 +129,19 @@ def dropout(
     keep_rate: Number | None = None,
     relaxation: Number = 0.1,
 ) -> Rule:
-    r"""SGD with dropout: units are dropped, and gradients taken there are weighted by z/π₁ (section 4.3).
+    r"""SGD with dropout, $θ ← θ − ρ\,(z/π_1)∘\hat g(z∘θ)$ (section 4.3, `eq:von_dropout_1`).
 
-    A spike-and-slab mixture (`eq:var_dist_dropout`) with the delta method in the slab:
-    $θ ← θ − ρ\,(z/π_1)∘\hat g(z∘θ)$ (`eq:von_dropout_1`). `keep` is π₁, one number or one a layer; the network to
-    predict with is `q.mean`, π₁θ. `keep_rate` lets π₁ be learnt, at that rate, through the Concrete relaxation.
+    A spike-and-slab mixture (`eq:var_dist_dropout`) with the delta method in the slab: units are dropped where z = 0,
+    and the gradient at the dropped network is weighted by z/π₁. The network to predict with is `q.mean`, π₁θ.
 
     Any Gaussian algorithm has its dropout: `rule.replace(family=rule.family.dropped(0.9), points=Masks())`.
+
+    Args:
+        rate: ρ, a number or a schedule, as for `sgd`.
+        keep: π₁, the probability that a unit is kept: one number, or one for each layer.
+        samples: How many masks z are averaged in each step.
+        keep_rate: The rate at which π₁ is learnt; None leaves it fixed.
+        relaxation: The relaxation of the Concrete distribution, through which π₁ is learnt.
 
     >>> import bayesrule as blr, jax, jax.numpy as jnp
     >>> objective = blr.Objective(lambda w, x: jnp.sum((x @ w) ** 2), size=2)
@@ -122,6 +150,8 @@ def dropout(
     >>> state, info = rule.step(objective, state, jnp.ones((2, 3)), jax.random.key(0))
     >>> state.q.mean.shape
     (3, 1)
+
+    Reference: Srivastava et al., "Dropout: a simple way to prevent neural networks from overfitting", JMLR 2014.
     """
     slab = Start(FixedGaussian, per_example=True)
     if keep_rate is None:
@@ -135,71 +165,227 @@ def dropout(
 # Posteriors for networks.
 
 
-def ogn(rate: Number, **options: Any) -> Rule:
+def ogn(
+    rate: Number,
+    *,
+    averaging: Number = 0.9,
+    decay: Number = 0.999,
+    curvature: Any = 1.0,
+    damping: Number = 0.0,
+    temperature: Number = 1.0,
+    relative: bool = True,
+) -> Rule:
     r"""Online Gauss–Newton, $θ ← θ − ρ\hat u/(v + δ/N)$ with $v ← βv + (1−β)\tfrac1M\sum_i\hat g_i^2$ (section 4.4).
 
     Adam's family and points with each example's squared gradient in place of the mini-batch's (`eq:don`,
-    `eq:OGN_approx`). Of Adam's extras it keeps the gradient's average, debiased, with the regularizer outside; v is
-    neither rooted nor debiased, and starts from h₀. Options as for `vogn`; by default the rate is relative to the first
-    divisor, so the step is $−ρ(h_0 + δ/N)\hat g/(v + δ/N)$.
+    `eq:OGN_approx`). Of Adam's extras it keeps the debiased average of the gradient, with the regularizer outside; v is
+    neither rooted nor debiased, and starts from h₀. By default the rate is relative to the first divisor, so that the
+    step is $−ρ(h_0 + δ/N)\hat g/(v + δ/N)$.
+
+    Args:
+        rate: ρ, a number or a schedule.
+        averaging: β₁ of the gradient's average; 0 for none.
+        decay: β₂, how much of the curvature v is kept in each step.
+        curvature: h₀, the curvature that v starts from: a number, or with `relative=False` a pytree like the
+            parameters.
+        damping: A number that is added to the divisor.
+        temperature: τ of a cold (below 1) or warm posterior: a number or a schedule.
+        relative: Whether the rate is in units of the first divisor, so that training begins as SGD does at that rate;
+            False is the rule's own ρ.
+
+    >>> import bayesrule as blr
+    >>> blr.difference(blr.adam(1e-2), blr.ogn(1e-2)).pieces
+    ('family', 'curvature', 'steps')
+
+    Reference: Osawa et al., "Practical deep learning with Bayesian principles", NeurIPS 2019.
     """
-    return _online("ogn", rate, Delta(), GaussNewton(), **options)
+    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, relative=relative)
+    return _online(Delta(), GaussNewton(), steps, curvature, name="ogn")
 
 
-def oggn(rate: Number, **options: Any) -> Rule:
-    r"""Online generalised Gauss–Newton: `ogn` with $J^⊤∇^2_fℓ\,J$ (section 4.4). Options as for `vogn`."""
-    return _online("oggn", rate, Delta(), GeneralizedGaussNewton(), **options)
+def oggn(
+    rate: Number,
+    *,
+    averaging: Number = 0.9,
+    decay: Number = 0.999,
+    curvature: Any = 1.0,
+    damping: Number = 0.0,
+    temperature: Number = 1.0,
+    relative: bool = True,
+) -> Rule:
+    r"""Online generalised Gauss–Newton: `ogn` with the curvature $J^⊤∇^2_fℓ\,J$ (section 4.4).
+
+    J is the Jacobian of the network's outputs f, so the objective needs `output=`.
+
+    Args:
+        rate: As for `ogn`.
+        averaging: As for `ogn`.
+        decay: As for `ogn`.
+        curvature: As for `ogn`.
+        damping: As for `ogn`.
+        temperature: As for `ogn`.
+        relative: As for `ogn`.
+
+    >>> import bayesrule as blr
+    >>> blr.oggn(1e-2) == blr.ogn(1e-2).replace(curvature=blr.GeneralizedGaussNewton())
+    True
+
+    Reference: Martens, "New insights and perspectives on the natural gradient method", JMLR 2020.
+    """
+    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, relative=relative)
+    return _online(Delta(), GeneralizedGaussNewton(), steps, curvature, name="oggn")
 
 
-def vogn(rate: Number, *, samples: int = 1, antithetic: bool = False, **options: Any) -> Rule:
+def vogn(
+    rate: Number,
+    *,
+    samples: int = 1,
+    antithetic: bool = False,
+    averaging: Number = 0.9,
+    decay: Number = 0.999,
+    curvature: Any = 1.0,
+    damping: Number = 0.0,
+    temperature: Number = 1.0,
+    relative: bool = True,
+) -> Rule:
     r"""Variational online Gauss–Newton: `ogn` at samples of q instead of its mean (section 4.4, `eq:von_minibatch`).
 
-    Options: `averaging` β₁ of the gradient (0.9; 0 for none), `decay` β₂ of the curvature (0.999), `curvature` h₀ that
-    v starts from (1), `damping` added to the divisor (0), `temperature` τ (1), and `relative` (True): the rate is in
-    units of the first divisor, so that training begins as SGD does at that rate; False is the rule's own ρ.
+    $θ_s ∼ N(m, \mathrm{diag}(s)^{-1})$, $m ← m − ρ\hat u/(v + δ/N)$ with the average over samples in $\hat u$ and v.
+
+    Args:
+        rate: As for `ogn`.
+        samples: How many samples of q are averaged in each step.
+        antithetic: Whether samples come in mirrored pairs m ± ε.
+        averaging: As for `ogn`.
+        decay: As for `ogn`.
+        curvature: As for `ogn`.
+        damping: As for `ogn`.
+        temperature: As for `ogn`.
+        relative: As for `ogn`.
 
     >>> import bayesrule as blr
     >>> blr.vogn(1e-2).replace(points=blr.Delta()) == blr.ogn(1e-2)
     True
-    """
-    return _online("vogn", rate, MonteCarlo(samples, antithetic=antithetic), GaussNewton(), **options)
 
-
-def voggn(rate: Number, *, samples: int = 1, antithetic: bool = False, **options: Any) -> Rule:
-    r"""Variational online generalised Gauss–Newton: `oggn` at samples of q (section 4.4). Options as for `vogn`."""
-    return _online("voggn", rate, MonteCarlo(samples, antithetic=antithetic), GeneralizedGaussNewton(), **options)
-
-
-def ivon(rate: Number, *, samples: int = 1, antithetic: bool = False, decay: Number = 0.99999, **options: Any) -> Rule:
-    r"""IVON (Shen et al., ICML 2024): `vogn` with Stein's identity for the Hessian, from gradients alone.
-
-    $f = S(θ−m)\hat g$, $h ← β_2h + (1−β_2)f + ½(1−β_2)^2(h−f)^2/(h+δ/N)$ (the retraction),
-    $m ← m − α(\hat u + δm/N)/(h + δ/N)$ with α = `rate`·(h₀ + δ/N). Options as for `vogn`; the effective
-    sample size is N/`temperature`.
-
-    >>> import bayesrule as blr
-    >>> print(blr.ivon(0.1).curvature)
-    Stein()
+    Reference: Khan et al., "Fast and scalable Bayesian deep learning by weight-perturbation in Adam", ICML 2018.
     """
     points = MonteCarlo(samples, antithetic=antithetic)
-    return _online("ivon", rate, points, Stein(), guard=Retraction(), decay=decay, **options)
+    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, relative=relative)
+    return _online(points, GaussNewton(), steps, curvature, name="vogn")
+
+
+def voggn(
+    rate: Number,
+    *,
+    samples: int = 1,
+    antithetic: bool = False,
+    averaging: Number = 0.9,
+    decay: Number = 0.999,
+    curvature: Any = 1.0,
+    damping: Number = 0.0,
+    temperature: Number = 1.0,
+    relative: bool = True,
+) -> Rule:
+    r"""Variational online generalised Gauss–Newton: `oggn` at samples of q, $J^⊤∇^2_fℓ\,J$ averaged (section 4.4).
+
+    Args:
+        rate: As for `ogn`.
+        samples: As for `vogn`.
+        antithetic: As for `vogn`.
+        averaging: As for `ogn`.
+        decay: As for `ogn`.
+        curvature: As for `ogn`.
+        damping: As for `ogn`.
+        temperature: As for `ogn`.
+        relative: As for `ogn`.
+
+    >>> import bayesrule as blr
+    >>> blr.voggn(1e-2).replace(points=blr.Delta()) == blr.oggn(1e-2)
+    True
+
+    Reference: Osawa et al., "Practical deep learning with Bayesian principles", NeurIPS 2019.
+    """
+    points = MonteCarlo(samples, antithetic=antithetic)
+    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, relative=relative)
+    return _online(points, GeneralizedGaussNewton(), steps, curvature, name="voggn")
+
+
+def ivon(
+    rate: Number,
+    *,
+    samples: int = 1,
+    antithetic: bool = False,
+    averaging: Number = 0.9,
+    decay: Number = 0.99999,
+    curvature: Any = 1.0,
+    damping: Number = 0.0,
+    temperature: Number = 1.0,
+    relative: bool = True,
+) -> Rule:
+    r"""IVON: `vogn` with Stein's identity for the Hessian, from gradients alone.
+
+    $f = S(θ−m)\hat g$, $h ← β_2h + (1−β_2)f + ½(1−β_2)^2(h−f)^2/(h+δ/N)$ (the retraction),
+    $m ← m − α(\hat u + δm/N)/(h + δ/N)$ with α = `rate`·(h₀ + δ/N). The effective sample size is N/`temperature`.
+
+    Args:
+        rate: As for `ogn`.
+        samples: As for `vogn`.
+        antithetic: As for `vogn`.
+        averaging: As for `ogn`.
+        decay: As for `ogn`, but much closer to 1: Stein's estimate is noisy.
+        curvature: As for `ogn`.
+        damping: As for `ogn`.
+        temperature: As for `ogn`.
+        relative: As for `ogn`.
+
+    >>> import bayesrule as blr
+    >>> blr.difference(blr.vogn(0.1, decay=0.999), blr.ivon(0.1, decay=0.999)).pieces
+    ('curvature', 'guard')
+
+    Reference: Shen et al., "Variational learning is effective for large deep networks", ICML 2024.
+    """
+    points = MonteCarlo(samples, antithetic=antithetic)
+    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, relative=relative)
+    return _online(points, Stein(), steps, curvature, guard=Retraction(), name="ivon")
 
 
 def slang(
-    rate: Number, *, rank: int = 5, samples: int = 1, antithetic: bool = False, decay: Number = 0.99, **options: Any
+    rate: Number,
+    *,
+    rank: int = 5,
+    samples: int = 1,
+    antithetic: bool = False,
+    averaging: Number = 0.9,
+    decay: Number = 0.99,
+    curvature: Any = 1.0,
+    temperature: Number = 1.0,
 ) -> Rule:
-    r"""SLANG (Mishkin et al., NeurIPS 2018): `vogn` with a precision that is diagonal plus low rank.
+    r"""SLANG: `vogn` with a precision that is diagonal plus low rank (section 4.4).
 
     $S ← β_2S + (1−β_2)\tfrac NM\sum_i g_ig_i^⊤$, of which the `rank` largest directions are kept and the rest of the
-    diagonal, $m ← m − ρS^{-1}g$. Options as for `vogn`, but `damping` and `relative`.
+    diagonal, $m ← m − ρS^{-1}g$.
+
+    Args:
+        rate: ρ itself, a number or a schedule.
+        rank: How many directions the precision has beside its diagonal.
+        samples: As for `vogn`.
+        antithetic: As for `vogn`.
+        averaging: As for `ogn`.
+        decay: As for `ogn`.
+        curvature: As for `ogn`, a number or a pytree like the parameters.
+        temperature: As for `ogn`.
 
     >>> import bayesrule as blr
     >>> blr.slang(0.1, rank=3).family
     LowRankGaussian
+
+    Reference: Mishkin et al., "SLANG: fast structured covariance approximations for Bayesian deep learning with natural
+    gradient", NeurIPS 2018.
     """
     points = MonteCarlo(samples, antithetic=antithetic)
-    options = {"relative": False, "decay": decay, "choices": {"rank": rank}, **options}
-    return _online("slang", rate, points, GaussNewton(), family=LowRankGaussian, **options)
+    steps = _online_steps(rate, averaging, decay, curvature, 0.0, temperature, relative=False)
+    family = Start(LowRankGaussian, curvature, per_example=True, prior=True, rank=rank)
+    return Rule(family, points, GaussNewton(), steps, Boundary(), name="slang", section="4.4")
 
 
 # Binary networks.
@@ -208,7 +394,11 @@ def slang(
 def straight_through(rate: Number, *, averaging: Number | None = None) -> Rule:
     r"""The straight-through estimator, $λ ← λ − α\,\hat g(\mathrm{sign}\,λ)$ (section 4.5, `eq:STE`).
 
-    A Bernoulli over signs, looked at at sign(λ), whose gradient stands for that in μ, and no decay (temperature 0).
+    A Bernoulli over signs, evaluated at sign(λ), where the gradient replaces that in μ, and no decay (temperature 0).
+
+    Args:
+        rate: α, a number or a schedule, for a step on the mean loss.
+        averaging: β of the gradient's average; None for none.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> objective = blr.Objective(lambda w, x: jnp.sum(w * x), size=1)
@@ -216,6 +406,8 @@ def straight_through(rate: Number, *, averaging: Number | None = None) -> Rule:
     >>> state, info = blr.straight_through(0.5).step(objective, state, jnp.ones((1, 2)))
     >>> state.q.natural().tolist(), float(info.objective)
     ([-0.2, -0.7], 0.0)
+
+    Reference: Bengio et al., "Estimating or propagating gradients through stochastic neurons", 2013.
     """
     average = None if averaging is None else GradientAverage(averaging)
     steps = Steps(rate, temperature=0.0, average=average, units="mean")
@@ -233,12 +425,21 @@ def bayesbinn(
 ) -> Rule:
     r"""BayesBiNN, $λ ← (1−ρτ)λ − ρ\,s∘N\hat g(θ)$ at relaxed signs θ (section 4.5, `eq:bayes_learn_binn_final`).
 
-    `straight_through` with the Concrete relaxation for the sign, its noise, and the entropy. The rate is ρ
-    itself, the fraction of λ that a step forgets, as published.
+    `straight_through` with the Concrete relaxation in place of the sign, its noise, and the entropy.
+
+    Args:
+        rate: ρ itself, the fraction of λ that a step forgets, as published: a number or a schedule.
+        relaxation: The relaxation of the Concrete distribution; towards 0 the points become signs.
+        smoothing: η in the scale $s = (1 − θ^2 + η)/(τ_c(1 − \tanh^2λ + η))$; 0 is exact, the published code has 1e-10.
+        samples: How many relaxed signs are averaged in each step.
+        averaging: β of the gradient's average; None for none.
+        temperature: τ, a number or a schedule.
 
     >>> import bayesrule as blr
     >>> print(blr.bayesbinn(1e-4).points)
     Relaxed(1.0)
+
+    Reference: Meng, Bachmann and Khan, "Training binary neural networks using the Bayesian learning rule", ICML 2020.
     """
     average = None if averaging is None else GradientAverage(averaging)
     points = Relaxed(relaxation, smoothing, samples=samples)
@@ -268,30 +469,29 @@ def _adaptive(points: Points, curvature: Curvature, steps: Steps, guard: Guard, 
     return Rule(family, points, curvature, steps, guard, name=name, section=section)
 
 
-def _online(
-    name: str,
+def _online_steps(
     rate: Number,
-    points: Points,
-    measured: Curvature,
+    averaging: Number,
+    decay: Number,
+    curvature: Any,
+    damping: Number,
+    temperature: Number,
     *,
-    family: type[Family] = DiagonalGaussian,
-    guard: Guard | None = None,
-    averaging: Number = 0.9,
-    decay: Number = 0.999,
-    curvature: Any = 1.0,
-    damping: Number = 0.0,
-    temperature: Number = 1.0,
-    relative: bool = True,
-    choices: dict[str, Any] | None = None,
-) -> Rule:
-    """A Gaussian that starts from v = h₀; the regularizer stays outside the gradient's average."""
-    single = jax.tree_util.all_leaves([curvature]) and jnp.ndim(curvature) == 0
-    if relative and not single:
+    relative: bool,
+) -> Steps:
+    """The steps of OGN and its kin: the regularizer stays outside the gradient's average, v starts from h₀."""
+    is_number = jax.tree_util.all_leaves([curvature]) and jnp.ndim(curvature) == 0
+    if relative and not is_number:
         raise ValueError("A curvature for each entry goes with relative=False: the rate is relative to one number.")
-    none = isinstance(averaging, float | int) and averaging == 0
-    average = None if none else GradientAverage(averaging, over="data")
-    plain = not relative and isinstance(damping, float | int) and damping == 0
-    scaling = None if plain else Scaling(damping, start=curvature if relative else None)
-    steps = _steps(rate, decay, average, scaling, temperature)
-    first = Start(family, curvature, per_example=True, prior=True, **(choices or {}))
-    return Rule(first, points, measured, steps, guard or Boundary(), name=name, section="4.4")
+    average = None if equals(averaging, 0) else GradientAverage(averaging, over="data")
+    unscaled = not relative and equals(damping, 0)
+    scaling = None if unscaled else Scaling(damping, start=curvature if relative else None)
+    return _steps(rate, decay, average, scaling, temperature)
+
+
+def _online(
+    points: Points, measured: Curvature, steps: Steps, curvature: Any, *, name: str, guard: Guard | None = None
+) -> Rule:
+    """A diagonal Gaussian that starts from v = h₀."""
+    family = Start(DiagonalGaussian, curvature, per_example=True, prior=True)
+    return Rule(family, points, measured, steps, guard or Boundary(), name=name, section="4.4")

@@ -1,4 +1,7 @@
-"""Bayesian inference as the rule: Table 1's last block, and online learning (section 5.4)."""
+"""Bayesian inference as the rule: Table 1's last block, and online learning (section 5.4).
+
+Most of these recipes move the blocks of a `Model`, whose factors say how they touch; see `bayesrule.factors`.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,8 @@ Order = Sequence[str | Sequence[str]] | str | None
 def conjugate() -> Rule:
     r"""Bayes' rule for a conjugate model: one step with ρ = 1 (section 5.1, `eq:conj_blr_update`).
 
-    The objective is E_q ℓ̄ as a function of μ, linear in it, so its gradient is minus the sum of the
-    likelihoods' natural parameters: $λ ← λ_0 + \sum_i \tildeλ_i(y_i)$.
+    The objective is E_q ℓ̄ as a function of μ. It is linear in μ, so its gradient is minus the sum of the likelihoods'
+    natural parameters: $λ ← λ_0 + \sum_i \tildeλ_i(y_i)$.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> toss = lambda mu, y: -(y * mu[0] + (1 - y) * mu[1])           # −E_q log p(y | θ), μ = E(log θ, log(1 − θ))
@@ -35,6 +38,8 @@ def conjugate() -> Rule:
     >>> result = blr.fit(blr.conjugate(), coin, blr.Beta(5.0, 5.0), jnp.array([1.0, 1.0, 0.0]), steps=1)
     >>> float(result.q.a), float(result.q.b)
     (3.0, 2.0)
+
+    Reference: Diaconis and Ylvisaker, "Conjugate priors for exponential families", 1979.
     """
     return Rule(ExponentialFamily, Exact(), Gradient(), Steps(1.0), Backtracking(), name="conjugate", section="5.1")
 
@@ -42,39 +47,55 @@ def conjugate() -> Rule:
 def laplace() -> Rule:
     r"""Laplace's method: $N(θ_*, [∇^2\barℓ(θ_*)]^{-1})$ at the minimiser (section 4.4, `app:delta`).
 
-    Newton's pieces; run until converged, its q is Laplace's posterior and its bound Laplace's evidence.
+    These are Newton's pieces: run until converged, q is Laplace's posterior and the bound is Laplace's evidence.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> result = blr.fit(blr.laplace(), lambda x: jnp.sum(2 * x**2), jnp.ones(1), steps=3, tolerance=1e-9)
     >>> float(result.q.precision[0, 0])
     4.0
+
+    Reference: Tierney and Kadane, "Accurate approximations for posterior moments and marginal densities", 1986.
     """
     return newton().replace(name="laplace", section="4.4")
 
 
 def vmp(rate: Number = 1.0, *, order: Order = None) -> Rule:
-    r"""Variational message passing: ρ = 1, block by block (section 5.3; Winn and Bishop, 2005).
+    r"""Variational message passing: ρ = 1, block by block (section 5.3).
 
-    On a `Model` of conjugate factors, $λ_j ← \sum_i ∇_{μ_j} E_q\log f_i$ for each block j in turn, the others where
-    they are. `order` lists the blocks (or groups that move together); `"parallel"` moves all of them at once, which a
-    rate below 1 damps.
+    On a `Model` of conjugate factors, $λ_j ← \sum_i ∇_{μ_j} E_q\log f_i$ for each block j in turn, with the others held
+    fixed (`eq:blr_global` at ρ = 1).
+
+    Args:
+        rate: ρ; below 1 it damps, which parallel updates may need.
+        order: The blocks in their order, or groups of blocks that move together; `"parallel"` moves all of them at
+            once. By default every block by itself, local ones first.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> print(blr.vmp(order=["z", ("mean", "precision")]).steps)
     ρ = 1, in turn z, mean+precision
+
+    Reference: Winn and Bishop, "Variational message passing", JMLR 2005.
     """
     return Rule(Product, Exact(), Gradient(), Steps(rate, sweep=Sweep(order)), name="vmp", section="5.3")
 
 
 def ncvmp(rate: Number = 1.0, *, order: Order = None) -> Rule:
-    r"""Non-conjugate VMP: the same messages for factors that are not conjugate (section 5.3; Knowles and Minka, 2011).
+    r"""Non-conjugate VMP: the messages of `vmp` for factors that are not conjugate (section 5.3).
 
-    ρ = 1 may diverge there, so the guard halves a block's step until the bound does not fall; `info.blocks` says what
-    fraction each block took.
+    $λ_j ← \sum_i ∇_{μ_j} E_q\log f_i$ as for `vmp`, but the gradient depends on λ_j itself, and ρ = 1 may diverge.
+    Therefore the guard halves a block's step until the bound does not fall; `info.blocks` has the fraction of its step
+    that each block took.
+
+    Args:
+        rate: As for `vmp`.
+        order: As for `vmp`.
 
     >>> import bayesrule as blr
     >>> blr.ncvmp() == blr.vmp().replace(guard=blr.Backtracking(monotone=True))
     True
+
+    Reference: Knowles and Minka, "Non-conjugate variational message passing for multinomial and binary regression",
+    NeurIPS 2011.
     """
     return vmp(rate, order=order).replace(guard=Backtracking(monotone=True), name="ncvmp", section="5.3")
 
@@ -82,34 +103,49 @@ def ncvmp(rate: Number = 1.0, *, order: Order = None) -> Rule:
 def svi(
     rate: Number, *, local_steps: int = 1, tolerance: Number = 0.0, together: int | None = None, order: Order = None
 ) -> Rule:
-    r"""Stochastic variational inference: local blocks with ρ = 1, global ones with $ρ_t$ (section 5.3; Hoffman et al.).
+    r"""Stochastic variational inference: local blocks with ρ = 1, global ones with $ρ_t$ (section 5.3).
 
-    With mini-batches the factors' rows are scaled by N/M. A `rate` that is a function of the step count, such as
-    $(t + t_0)^{−κ}$ with κ between ½ and 1, converges (Robbins and Monro). One step is a local block's optimum if its
-    messages do not depend on itself; else it takes up to `local_steps`, afresh from its start at every visit, or until
-    the mean change of λ in every row is below `tolerance`, `together` rows at a time (by default all of them). With the
-    whole data, ρ = 1 and one local step it is `vmp`.
+    $λ_j ← (1−ρ_t)λ_j + ρ_t\tfrac NM\sum_{i∈B} ∇_{μ_j} E_q\log f_i$ for a global block and a mini-batch B of M rows
+    (`eq:blr_global`). With all rows, ρ = 1 and one local step it is `vmp`.
+
+    Args:
+        rate: ρ_t. A schedule such as $(t + t_0)^{−κ}$ with κ between ½ and 1 converges (Robbins and Monro).
+        local_steps: How many steps a local block takes at each visit at most, each visit from its start. One step is
+            its optimum if its messages do not depend on itself.
+        tolerance: Local steps end early if the mean change of λ in every row is not above it.
+        together: How many rows repeat their local steps together; by default all rows of the batch.
+        order: As for `vmp`.
 
     >>> import bayesrule as blr
     >>> print(blr.svi(0.5).steps)
     ρ = 0.5, block by block, ρ = 1 in local blocks
+
+    Reference: Hoffman et al., "Stochastic variational inference", JMLR 2013.
     """
     steps = Steps(rate, sweep=Sweep(order, local=local_steps, together=together, tolerance=tolerance))
     return Rule(Product, Exact(), Gradient(), steps, name="svi", section="5.3")
 
 
 def em(*parameters: str, rate: Number = 1.0, order: Order = None, m_steps: int = 1, tolerance: Number = 0.0) -> Rule:
-    r"""Expectation maximisation: `vmp` with the parameters' blocks read at their peak (section 5.2).
+    r"""Expectation maximisation: `vmp` with the delta method for the parameters (section 5.2).
 
-    The delta method on q(θ), $θ_* = ∇A^*_{yz}(E_{q}T_{yz})$: with λ the sum of the messages to a conjugate block, θ_* =
-    argmax ⟨λ, T(θ)⟩ is the M-step. A Gaussian block with `Delta()` points takes Newton's steps instead, `m_steps` of
-    them (one is generalised EM); far from the maximum replace the guard by `Backtracking(monotone=True)`. `parameters`
-    names the blocks, by default all that are not local. A rate below 1 with mini-batches is online EM,
-    `order="parallel"` the parallel form. The bound is a lower bound on the log-likelihood.
+    A parameter's block is read at its mode, $θ_* = ∇A^*_{yz}(E_{q}T_{yz})$: with λ the sum of the messages to a
+    conjugate block, θ_* = argmax ⟨λ, T(θ)⟩ is the M-step. A Gaussian block with `Delta()` points takes Newton's steps
+    instead; far from the maximum replace the guard by `Backtracking(monotone=True)`. The bound is a lower bound on the
+    log-likelihood.
+
+    Args:
+        *parameters: The names of the parameters' blocks; by default all that are not local.
+        rate: ρ; below 1 with mini-batches it is online EM.
+        order: As for `vmp`; `"parallel"` is the parallel form.
+        m_steps: How many of Newton's steps an M-step without a closed form takes at most; one is generalised EM.
+        tolerance: Newton's steps end early if the mean change of λ in every row is not above it.
 
     >>> import bayesrule as blr
     >>> print(blr.em("theta").family)
     Product with theta at its peak
+
+    Reference: Dempster, Laird and Rubin, "Maximum likelihood from incomplete data via the EM algorithm", 1977.
     """
     sweep = Sweep(order, local=1, peaks=m_steps, tolerance=tolerance)
     family = Start(Product).peaked(*parameters)
@@ -117,16 +153,22 @@ def em(*parameters: str, rate: Number = 1.0, order: Order = None, m_steps: int =
 
 
 def cvi(rate: Number = 1.0, *, sites: bool = False) -> Rule:
-    r"""Non-conjugate variational inference, every factor's message a natural gradient (section 5.4).
+    r"""Non-conjugate variational inference: every factor's message is a natural gradient (section 5.4).
 
     $λ ← (1−ρ)λ + ρ\sum_i \tildeλ_i(μ)$ with $\tildeλ_i(μ) = ∇_μ E_q\log f_i$ (`eq:blr_global`), all blocks at
-    once; each factor has points of its own. With `sites` the $\tildeλ_i$ are kept,
-    $\tildeλ_i ← (1−ρ)\tildeλ_i + ρ\tildeλ_i(μ)$ and $λ = \sum_i\tildeλ_i$ (`eq:blr_local`): the same steps on the whole
-    data; with mini-batches only a batch's own sites are renewed, so that the others stay exact.
+    once; each factor has points of its own.
+
+    Args:
+        rate: ρ, a number or a schedule.
+        sites: Keep every $\tildeλ_i$, $\tildeλ_i ← (1−ρ)\tildeλ_i + ρ\tildeλ_i(μ)$ and $λ = \sum_i\tildeλ_i$
+            (`eq:blr_local`). On all rows these are the same steps; with mini-batches only a batch's own sites change,
+            so that the others stay exact.
 
     >>> import bayesrule as blr
     >>> blr.cvi(0.5, sites=True) == blr.cvi(0.5).replace(curvature=blr.Sites())
     True
+
+    Reference: Khan and Lin, "Conjugate-computation variational inference", AISTATS 2017.
     """
     measured = Sites() if sites else Gradient()
     return Rule(Product, Exact(), measured, Steps(rate), Backtracking(), name="cvi", section="5.4")
@@ -135,10 +177,13 @@ def cvi(rate: Number = 1.0, *, sites: bool = False) -> Rule:
 def exponential_weights(rate: Number, *, lazy: bool = False) -> Rule:
     r"""Exponential weights: $q_{t+1} ∝ q_t\,e^{−ρℓ_t}$ for losses that come one after another (section 5.4).
 
-    A categorical q over experts, the expectation by enumeration, no decay (temperature 0). With another
-    family it is another online algorithm: a fixed Gaussian and the delta method give online gradient
-    descent, a Gaussian with `GaussNewton` the online Newton step. `lazy` takes the sum of all gradients
-    from the start, at the current rate.
+    A categorical q over experts, the expectation by enumeration, no decay (temperature 0). With another family it is
+    another online algorithm: a fixed Gaussian and the delta method give online gradient descent, a Gaussian with
+    `GaussNewton` the online Newton step.
+
+    Args:
+        rate: ρ, a number or a schedule.
+        lazy: Take the sum of all gradients from the start, at the current rate, $q_{t+1} ∝ q_1e^{−ρ_t\sum_{s≤t}ℓ_s}$.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> rule, losses = blr.exponential_weights(1.0), jnp.array([[1.0, 0.0]])
@@ -147,6 +192,8 @@ def exponential_weights(rate: Number, *, lazy: bool = False) -> Rule:
     >>> state, info = rule.step(objective, state, losses)
     >>> [round(float(p), 4) for p in state.q.probabilities]
     [0.2689, 0.7311]
+
+    Reference: Littlestone and Warmuth, "The weighted majority algorithm", 1994.
     """
     steps = Steps(rate, temperature=0.0, lazy=lazy)
     return Rule(Categorical, Enumeration(), Score(), steps, name="exponential_weights", section="5.4")

@@ -208,10 +208,10 @@ def _aspects(first: Any, second: Any) -> list[tuple[str, str, str]]:
         mine, other = getattr(first, field.name), getattr(second, field.name)
         if bool(eqx.tree_equal(mine, other)):
             continue
-        if dataclasses.is_dataclass(mine) and type(mine) is type(other):
-            rows += [(f"{field.name}.{aspect}", a, b) for aspect, a, b in _aspects(mine, other)]
-        else:
+        if not isinstance(mine, eqx.Module) or type(mine) is not type(other):
             rows.append((field.name, _printed(mine), _printed(other)))
+        else:
+            rows += [(f"{field.name}.{aspect}", a, b) for aspect, a, b in _aspects(mine, other)]
     return rows
 
 
