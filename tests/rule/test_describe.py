@@ -178,4 +178,4 @@ def test_fields_of_one_piece():
     found = blr.difference(blr.adam(0.1), blr.rmsprop(0.1))
     assert found.pieces == ("steps",)
     assert ("steps", "scaling.debias", "True", "False") in list(found)
-    assert [(p, a, second) for p, a, _, second in found if a == "average"][0] == ("steps", "average", "none")
+    assert next((p, a, second) for p, a, _, second in found if a == "average") == ("steps", "average", "none")
