@@ -163,8 +163,8 @@ class Search(eqx.Module):
             ages=jnp.zeros(count, int),
             masses=jnp.ones(count, low.dtype),
             stuck=jnp.zeros(count, bool),
-            seeds=jnp.asarray(count if starts is None else 0),
-            measures=jnp.asarray(count),
+            seeds=jnp.asarray(count if starts is None else 0, int),
+            measures=jnp.asarray(count, int),
             idle=jnp.asarray(0),
             loss_scale=jnp.full((), jnp.nan, low.dtype),
             low=low,
@@ -388,7 +388,9 @@ def _box(bounds: Any) -> tuple[PyTree, PyTree]:
         raise ValueError(
             f"bounds=(low, high) are two of the parameters' shape, got {_shapes(low)} and {_shapes(high)}."
         )
-    if not bool(jnp.all(ravel(high) > ravel(low))) or not bool(jnp.all(jnp.isfinite(ravel((low, high))))):
+    with jax.ensure_compile_time_eval():  # A rule may be made inside a trace, for example under vmap over its rate.
+        valid = bool(jnp.all(ravel(high) > ravel(low))) and bool(jnp.all(jnp.isfinite(ravel((low, high)))))
+    if not valid:
         raise ValueError("bounds=(low, high) are finite, and every low is below its high.")
     return low, high
 
