@@ -1,14 +1,17 @@
 """Files name classes by their public names: what an earlier layout of the package saved still loads."""
 
 import csv
+import inspect
 import json
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import bayesrule as blr
+from bayesrule.fitting import checkpoint
 from bayesrule.models import kernels
 
 SAVED = Path(__file__).parent / "saved_by_0_1"  # written by the code of 16 November 2026, before its modules moved
@@ -94,12 +97,40 @@ def test_a_file_can_name_nothing_but_the_data_types(tmp_path, name):
         blr.load(tmp_path / "bad.npz")
 
 
-def test_every_saved_name_has_its_class():
-    from bayesrule.fitting import checkpoint as saving
+def concrete_subclasses(kind):
+    for sub in kind.__subclasses__():
+        if not inspect.isabstract(sub):
+            yield sub
+        yield from concrete_subclasses(sub)
 
-    for name in saving._OTHERS:
-        kind = saving._class_named(name)
+
+KERNELS = sorted(
+    {kind for kind in concrete_subclasses(kernels.Kernel) if kind.__module__ == kernels.__name__} - {kernels.Matern},
+    key=lambda kind: kind.__name__,
+)
+FAMILIES = sorted(
+    {kind for kind in concrete_subclasses(blr.Family) if kind.__module__.startswith("bayesrule.families")},
+    key=lambda kind: kind.__name__,
+)
+
+
+@pytest.mark.parametrize("kind", [*FAMILIES, *KERNELS, blr.State, blr.Info], ids=lambda kind: kind.__name__)
+def test_every_family_and_kernel_can_be_named_in_a_file(kind):
+    assert checkpoint._class_named(checkpoint._public_name(kind)) is kind
+
+
+def test_kernels_come_back_from_a_file(tmp_path):
+    tree = kernels.RBF(1.0, jnp.array([2.0, 3.0])) + 0.5 * kernels.Matern32(1.0, 2.0) + kernels.Linear()
+    blr.save(tmp_path / "kernel.npz", tree)
+    loaded = blr.load(tmp_path / "kernel.npz")
+    assert jax.tree.structure(loaded) == jax.tree.structure(tree)
+    np.testing.assert_array_equal(loaded(jnp.ones((3, 2))), tree(jnp.ones((3, 2))))
+
+
+def test_every_saved_name_has_its_class():
+    for name in checkpoint._OTHERS:
+        kind = checkpoint._class_named(name)
         assert kind is not None
-        assert saving._public_name(kind) == name
+        assert checkpoint._public_name(kind) == name
     with pytest.raises(ValueError, match="no public name"):
-        saving._public_name(type(blr.Objective(logistic, size=1, regularizer=1.0).regularizer))
+        checkpoint._public_name(type(blr.Objective(logistic, size=1, regularizer=1.0).regularizer))
