@@ -1,4 +1,9 @@
-"""One file for a result: arrays and a JSON description of how they fit together; no code, no pickle."""
+"""One file for a result: its arrays, and a JSON description of the tree they belong to; no code, no pickle.
+
+A file is a NumPy archive whose entry "header" holds the description. It names classes by their public names and never
+by the modules they are in, so that moving a module breaks no file. Reading builds the library's own data types and
+nothing else, and runs no code that a file brings along.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +25,7 @@ from jaxtyping import PyTree
 _FORMAT = 2
 _READABLE = (1, 2)
 
-# A file names classes by their public names, never by the modules they live in, so that moving a module breaks no
-# file. These are the names besides those of `bayesrule` itself, and where their classes are today.
+# The names that a file may use besides the public names of `bayesrule`, and where their classes are today.
 _KERNELS = "models.kernels"
 _OTHERS = {
     "SearchRecord": ("rule.multistart", "SearchRecord"),
@@ -32,8 +36,8 @@ _OTHERS = {
         for name in ["Sum", "Times", "Constant", "Linear", "RBF", "Periodic", "Matern12", "Matern32", "Matern52"]
     },
 }
-# Classes, and fields of classes, whose names have changed since a file was written: old name to new name. Entries are
-# added here and never removed.
+# Classes and fields that were renamed: old name to new name. Entries are added and never removed, because a file may be
+# of any age.
 _RENAMED_CLASSES = {"Found": "SearchRecord"}
 _RENAMED_FIELDS = {
     "State": {"found": "search"},
@@ -44,16 +48,21 @@ _RENAMED_FIELDS = {
 
 
 def write(path: str | Path, value: Any) -> None:
-    """Write a tree of plain containers, arrays and the library's own modules, atomically."""
+    """Write a tree to a file, atomically: whenever the process is killed, the file is the old one or the new one.
+
+    Args:
+        path: the file.
+        value: a tree of dicts, lists, tuples, numbers, strings, arrays and the library's own modules. Of other
+            containers only the leaves are kept; their structure has to be passed to `read`.
+    """
     arrays: dict[str, np.ndarray] = {}
-    described = _encoded(value, arrays)
-    header = json.dumps({"format": _FORMAT, "value": described})
+    header = json.dumps({"format": _FORMAT, "value": _encode(value, arrays)})
     path = Path(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
             np.savez(file, allow_pickle=False, header=np.array(header), **arrays)
-        Path(temporary).chmod(0o666 & ~_umask())  # a temporary file is its owner's alone
+        Path(temporary).chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
@@ -61,29 +70,35 @@ def write(path: str | Path, value: Any) -> None:
 
 
 def _umask() -> int:
+    """The process's mask of file permissions, which can only be read by setting it."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
 
 
 def read(path: str | Path, like: PyTree = None) -> Any:
-    """Read what `write` wrote."""
+    """Read what `write` wrote.
+
+    Args:
+        path: the file.
+        like: any value of the saved structure, where it has containers other than dicts, lists and tuples.
+    """
     try:
         with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
         header = json.loads(str(arrays.pop("header")))
-        form, value = header["format"], header["value"]
+        file_format, description = header["format"], header["value"]
     except FileNotFoundError:
         raise
     except (ValueError, LookupError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile) as error:
         raise _unreadable(path) from error
-    if form not in _READABLE:
+    if file_format not in _READABLE:
         raise ValueError(
-            f"{path} has format {form}, and this version reads formats up to {_FORMAT}: load it with the version that "
-            "wrote it."
+            f"{path} has format {file_format}, and this version reads formats up to {_FORMAT}: load it with the "
+            "version that wrote it."
         )
     try:
-        return _decoded(value, arrays, like)
+        return _decode(description, arrays, like)
     except (LookupError, TypeError) as error:
         raise _unreadable(path) from error
 
@@ -92,75 +107,81 @@ def _unreadable(path: str | Path) -> ValueError:
     return ValueError(f"{path} is not a file that Result.save wrote, or it is damaged.")
 
 
-def _encoded(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+def _encode(value: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The description of a value as JSON; its arrays are added to `arrays` under the names that it mentions."""
     if value is None or isinstance(value, bool | int | float | str):
         return {"plain": value}
     if isinstance(value, np.ndarray | np.generic | jax.Array):
-        return _encoded_array(value, arrays)
-    if isinstance(value, dict) and type(value) is dict and all(isinstance(key, str) for key in value):
-        return {"dict": [[key, _encoded(item, arrays)] for key, item in value.items()]}
+        return _encode_array(value, arrays)
+    if type(value) is dict and all(isinstance(key, str) for key in value):
+        return {"dict": [[key, _encode(item, arrays)] for key, item in value.items()]}
     if type(value) in (list, tuple):
-        return {type(value).__name__: [_encoded(item, arrays) for item in value]}
+        return {type(value).__name__: [_encode(item, arrays) for item in value]}
     if isinstance(value, eqx.Module) and type(value).__module__.startswith("bayesrule."):
-        fields = [[f.name, _encoded(getattr(value, f.name), arrays)] for f in dataclasses.fields(value)]
+        fields = [[field.name, _encode(getattr(value, field.name), arrays)] for field in dataclasses.fields(value)]
         return {"class": _public_name(type(value)), "fields": fields}
     leaves = jax.tree.leaves(value)
     if jax.tree_util.all_leaves([value]):
-        raise ValueError(f"A {type(value).__name__} cannot be saved: parameters must be arrays in containers.")
-    # Somebody else's container: its leaves are kept, its structure has to be brought along to `load`.
-    return {"foreign": [_encoded(leaf, arrays) for leaf in leaves]}
+        raise ValueError(
+            f"A {type(value).__name__} cannot be saved, because a file holds numbers and no code: parameters must be "
+            "arrays in containers."
+        )
+    # A container of another library: the file keeps its leaves, and `read` needs `like` for its structure.
+    return {"foreign": [_encode(leaf, arrays) for leaf in leaves]}
 
 
-def _encoded_array(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+def _encode_array(value: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
     name = f"array{len(arrays)}"
     if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         arrays[name] = np.asarray(jax.random.key_data(value))
         return {"key": name, "implementation": str(jax.random.key_impl(value))}
-    if isinstance(value, jax.Array) and value.dtype == jnp.bfloat16:  # NumPy's format does not know it
+    if isinstance(value, jax.Array) and value.dtype == jnp.bfloat16:  # NumPy's file format has no bfloat16
         arrays[name] = np.asarray(value.view(jnp.uint16))
         return {"bfloat16": name}
     arrays[name] = np.asarray(value)
     return {"array": name, "device": isinstance(value, jax.Array)}
 
 
-def _decoded(described: Any, arrays: dict[str, np.ndarray], like: PyTree) -> Any:
-    if "plain" in described:
-        return described["plain"]
-    if "array" in described:
-        array = arrays[described["array"]]
-        return jnp.asarray(array) if described["device"] else array
-    if "bfloat16" in described:
-        return jnp.asarray(arrays[described["bfloat16"]]).view(jnp.bfloat16)
-    if "key" in described:
-        return jax.random.wrap_key_data(jnp.asarray(arrays[described["key"]]), impl=described["implementation"])
-    if "dict" in described:
-        return {key: _decoded(item, arrays, like) for key, item in described["dict"]}
-    if "list" in described:
-        return [_decoded(item, arrays, like) for item in described["list"]]
-    if "tuple" in described:
-        return tuple(_decoded(item, arrays, like) for item in described["tuple"])
-    if "foreign" in described:
-        leaves = [_decoded(leaf, arrays, like) for leaf in described["foreign"]]
+def _decode(description: dict[str, Any], arrays: dict[str, np.ndarray], like: PyTree) -> Any:
+    """The value that `_encode` described."""
+    if "plain" in description:
+        return description["plain"]
+    if "array" in description:
+        array = arrays[description["array"]]
+        return jnp.asarray(array) if description["device"] else array
+    if "bfloat16" in description:
+        return jnp.asarray(arrays[description["bfloat16"]]).view(jnp.bfloat16)
+    if "key" in description:
+        return jax.random.wrap_key_data(jnp.asarray(arrays[description["key"]]), impl=description["implementation"])
+    if "dict" in description:
+        return {key: _decode(item, arrays, like) for key, item in description["dict"]}
+    if "list" in description:
+        return [_decode(item, arrays, like) for item in description["list"]]
+    if "tuple" in description:
+        return tuple(_decode(item, arrays, like) for item in description["tuple"])
+    if "foreign" in description:
+        leaves = [_decode(leaf, arrays, like) for leaf in description["foreign"]]
         if like is None or jax.tree.structure(like).num_leaves != len(leaves):
             raise ValueError(
                 "The saved parameters are in a container that is not a dict, list or tuple: pass like=, any value of "
-                "the same structure (freshly initialised parameters, say)."
+                "the same structure (freshly initialised parameters, for example)."
             )
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
-    return _module(described, arrays, like)
+    return _decode_module(description, arrays, like)
 
 
-def _module(described: Any, arrays: dict[str, np.ndarray], like: PyTree) -> eqx.Module:
-    name = described["class"] if "class" in described else _name_in_format_1(*described["module"])
+def _decode_module(description: dict[str, Any], arrays: dict[str, np.ndarray], like: PyTree) -> eqx.Module:
+    """A module of the library from its class's name and its fields, without calling its constructor."""
+    name = description["class"] if "class" in description else _name_in_format_1(*description["module"])
     name = _RENAMED_CLASSES.get(name, name)
     kind = _class_named(name)
     if kind is None:
         raise ValueError(f"The file names {name!r}, which is not one of the library's own types.")
     renamed: dict[str, str] = _RENAMED_FIELDS.get(name, {})
-    made = object.__new__(kind)
-    for field, value in described["fields"]:
-        object.__setattr__(made, str(renamed.get(field, field)), _decoded(value, arrays, like))
-    return made
+    module = object.__new__(kind)
+    for field, value in description["fields"]:
+        object.__setattr__(module, str(renamed.get(field, field)), _decode(value, arrays, like))
+    return module
 
 
 def _name_in_format_1(module: str, name: str) -> str:
@@ -169,7 +190,7 @@ def _name_in_format_1(module: str, name: str) -> str:
 
 
 def _class_named(name: str) -> type[eqx.Module] | None:
-    """The class of this public name, or None: a file can name the library's data types, and nothing else."""
+    """The class with this public name; None where it is not one of the library's data types."""
     if name in _OTHERS:
         module, attribute = _OTHERS[name]
         return getattr(importlib.import_module(f"bayesrule.{module}"), attribute)
@@ -179,10 +200,8 @@ def _class_named(name: str) -> type[eqx.Module] | None:
 
 
 def _public_name(kind: type[eqx.Module]) -> str:
-    """The name under which a file refers to this class."""
-    if _class_named(kind.__name__) is kind:
-        return kind.__name__
-    for name in _OTHERS:
+    """The name under which files refer to this class."""
+    for name in (kind.__name__, *_OTHERS):
         if _class_named(name) is kind:
             return name
-    raise ValueError(f"A {kind.__name__} has no public name, so that no file can refer to it: save its arrays instead.")
+    raise ValueError(f"A {kind.__name__} has no public name, so no file can refer to it: save its arrays instead.")
