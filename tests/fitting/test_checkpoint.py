@@ -127,6 +127,30 @@ def test_kernels_come_back_from_a_file(tmp_path):
     np.testing.assert_array_equal(loaded(jnp.ones((3, 2))), tree(jnp.ones((3, 2))))
 
 
+STATES = {
+    "Kronecker factors": blr.vogn(0.1, relative=False).replace(family=blr.KroneckerGaussian),
+    "low rank": blr.slang(0.1, rank=1),
+    "momentum": blr.gradient_descent(0.1, momentum=0.9),
+    "mixture": blr.newton(0.1).replace(family=blr.Mixture),
+}
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_what_states_hold_besides_families_comes_back(name, tmp_path):
+    """tests/recipes/test_every_recipe.py saves the states of all recipes at their defaults; these hold other types."""
+    objective = blr.Objective(logistic, size=24, regularizer=1.0)
+    start = {"w": jnp.ones((2, 1))}
+    if name == "mixture":
+        parts = [blr.Gaussian(jnp.array([shift, 0.0]), jnp.eye(2)) for shift in (-1.0, 1.0)]
+        start = blr.Mixture(jnp.array([0.5, 0.5]), jax.tree.map(lambda *x: jnp.stack(x), *parts))
+    state = STATES[name].init(start, objective)
+    blr.save(tmp_path / "state.npz", (state, jax.random.key(3)))
+    loaded, key = blr.load(tmp_path / "state.npz")
+    assert jax.tree.structure(loaded) == jax.tree.structure(state)
+    jax.tree.map(np.testing.assert_array_equal, loaded, state)
+    assert key == jax.random.key(3)
+
+
 def test_every_saved_name_has_its_class():
     for name in checkpoint._OTHERS:
         kind = checkpoint._class_named(name)
