@@ -11,7 +11,7 @@ from scipy import stats
 from scipy.special import expit
 
 import bayesrule as blr
-from bayesrule.points.masks import masked
+from bayesrule.points.masks import apply_masks
 from bayesrule.rule.update import measure
 
 KEYS = jax.random.split(jax.random.key(2), 4)
@@ -89,7 +89,7 @@ class EveryMask(blr.Masks):
 
     def at(self, q, key):
         masks, weights = every_mask(q)
-        return masked(q, masks, weights=weights)
+        return apply_masks(q, masks, weights=weights)
 
 
 @pytest.mark.parametrize("name", ["sgd", "newton", "ogn"])

@@ -17,7 +17,10 @@ from ..families.gaussian.full import Gaussian
 from ..families.gaussian.precision import SharedFeatures
 from ..numerics.padding import map_chunks, pad, power_of_two
 from ..objectives.objective import Objective
-from ..points.sampling import even_noise
+from ..points.base import Points
+from ..points.gaussian_outputs import output_points
+from ..points.quadrature import Quadrature
+from ..points.sampling import QuasiMonteCarlo
 
 _ORDER = 32  # points of the quadrature over one output
 _DRAWS = 256  # of several outputs
@@ -142,14 +145,11 @@ def predictive(q: Any, x: Float[Array, "N D"], kind: str) -> tuple[Array, Array]
         mean = jnp.exp(center + 0.5 * spread)
         return mean, mean + mean**2 * jnp.expm1(spread)
     if kind == "logistic":
-        nodes, weights = np.polynomial.hermite_e.hermegauss(_ORDER)
-        f = center[:, None] + jnp.sqrt(spread)[:, None] * nodes
-        mean = jax.nn.sigmoid(f) @ (weights / weights.sum())
+        f, weights = _points(Quadrature(_ORDER), center, spread)
+        mean = weights @ jax.nn.sigmoid(f)
         return mean, mean * (1 - mean)
-    noise = jnp.asarray(even_noise(_DRAWS, center.shape[-1])[0], center.dtype)
-    factor = jnp.linalg.cholesky(spread + 1e-12 * jnp.eye(center.shape[-1], dtype=center.dtype))
-    f = center[:, None] + jnp.einsum("nkl,sl->nsk", factor, noise)
-    mean = jnp.mean(jax.nn.softmax(classes(f)), axis=1)
+    f, weights = _points(QuasiMonteCarlo(_DRAWS), center, spread)
+    mean = jnp.tensordot(weights, jax.nn.softmax(classes(f)), axes=1)
     return mean, mean * (1 - mean)
 
 
@@ -157,10 +157,15 @@ def predictive(q: Any, x: Float[Array, "N D"], kind: str) -> tuple[Array, Array]
 def log_predictive(q: Any, x: Float[Array, "N D"], y: Float[Array, " N"], kind: str) -> Float[Array, " N"]:
     """log E_q p(y | f) for every row of a model with one score, by quadrature."""
     center, spread = outputs(q, x)
-    nodes, weights = np.polynomial.hermite_e.hermegauss(_ORDER)
-    f = center[:, None] + jnp.sqrt(spread)[:, None] * nodes
-    terms = -jax.vmap(jax.vmap(LOSSES[kind], (0, None)))(f, y)
-    return jax.nn.logsumexp(terms + np.log(weights / weights.sum()), axis=1)
+    f, weights = _points(Quadrature(_ORDER), center, spread)
+    log_likelihoods = -jax.vmap(lambda row: jax.vmap(LOSSES[kind])(row, y))(f)
+    return jax.nn.logsumexp(log_likelihoods, axis=0, b=weights[:, None])
+
+
+def _points(points: Points, center: Array, covariance: Array) -> tuple[Array, Array]:
+    """Points of every row's outputs, (S, N, …), and their weights."""
+    noise, weights = points.output_noise(center, None)
+    return output_points(center, covariance, noise), weights.astype(center.dtype)
 
 
 def in_blocks(function: Any, q: Any, x: Float[np.ndarray, "N D"], *options: Any) -> tuple[np.ndarray, ...]:

@@ -10,17 +10,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ..families.base import Family
 from ..families.gaussian.precision import SharedFeatures
+from ..numerics.random import Key
 from ..numerics.trees import ravel
-from .gaussian_outputs import _check_linear
+from .gaussian_outputs import check_gaussian
 
 
 class PointSet(NamedTuple):
-    """Values of θ with a leading axis, and their weights: E_q f ≈ Σ_s w_s f(θ_s).
+    """Values of θ and their weights: E_q f ≈ Σ_s w_s f(θ_s).
 
-    `factors` says how a point moves with μ, where it does not simply move with the mean: the family's `pulled`
-    multiplies the derivatives by it.
+    `theta` is a pytree like θ whose leaves have a leading axis for the S points. `factors` says how each point moves
+    with the family's parameters, for points that do not simply move with the mean (`Points.chained`): the family's
+    `to_step_terms(gradient, curvature, theta, factors)` multiplies the derivatives at a point by its entry, which is
+    the chain rule. What it holds is agreed between the points and the family: ∂θ/∂μ for `Relaxed`, the weights z/π₁ and
+    slopes ∂z/∂π₁ of `Masks`. Its leaves have the same leading axis; None where the points have none.
     """
 
     theta: PyTree
@@ -29,40 +32,89 @@ class PointSet(NamedTuple):
 
 
 class Points(eqx.Module):
-    """Where the loss is looked at."""
+    """Where the loss is evaluated, to stand for E_q.
+
+    To write your own, implement `at`, and set `meaning`, which is printed, and `random` if it takes a key.
+    """
 
     approximation: ClassVar[str] = ""
-    """How Table 1 names what it does to the natural gradient."""
+    """How Table 1 names what it does to the natural gradient; empty if it is exact."""
     meaning: ClassVar[str] = ""
+    """The line beside it in a printed rule."""
     random: ClassVar[bool] = False
+    """Whether the points are drawn, so that every step takes a key."""
     delta: ClassVar[bool] = False
-    """Whether a Gaussian's spread is ignored: the delta method."""
+    """Whether a Gaussian's variance is ignored: the delta method. The bound is then one to second order in θ − m."""
     chained: ClassVar[bool] = False
-    """Whether the points say how they move with μ, for families whose gradient is not θ's own."""
+    """Whether the points come with `factors`, for families whose step is not in terms of θ's own gradient."""
 
     @property
     def parts(self) -> int:
-        """In how many turns the points are taken, one after another."""
+        """In how many parts the points are evaluated, one after another, to save memory; 1 is all at once."""
         return 1
 
-    def part(self, q: Family, key: Any) -> PointSet:
-        """The points of one turn."""
+    def part(self, q: Any, key: Key) -> PointSet:
+        """The points of one part, whose weights sum to 1. Called `parts` times, each with a key of its own."""
         return self.at(q, key)
 
     @abstractmethod
-    def at(self, q: Family, key: Any) -> PointSet:
-        """The points for this q."""
+    def at(self, q: Any, key: Key | None) -> PointSet:
+        """Choose the points for this q.
+
+        Called in every step (and by a guard at the q that it considers, with the same key), inside the compiled
+        program: shapes must not depend on values.
+
+        Args:
+            q: A member of the rule's family.
+            key: A key if `random`, else None.
+
+        Returns:
+            The points, with weights that sum to 1.
+        """
 
     def outputs(
-        self, q: Any, center: Float[Array, "B K"], jacobian: PyTree, key: Any
+        self, q: Any, center: Float[Array, "B K"], jacobian: PyTree, key: Key | None
     ) -> tuple[Float[Array, "S B K"], Float[Array, " S"]]:
-        """Points for outputs that are linear in θ, f = center + J(θ − m), and their weights."""
-        _check_linear(q)
-        spots = self.at(q, key)
-        deviation = ravel(jax.tree.map(jnp.subtract, spots.theta, q.mean), 1)
+        """Choose points for outputs that are linear in θ, f = center + J(θ − m).
+
+        Called instead of `at` for an `Objective(…, linear=True)` whose curvature can be measured in the outputs. By
+        default the outputs at the points of θ; points that know the outputs' distribution, N(center, J S⁻¹Jᵀ), choose
+        them in its few dimensions.
+
+        Args:
+            q: A Gaussian with mean m.
+            center: Every example's outputs at m.
+            jacobian: ∂f_b/∂θ for every example: leaves (B, K, *leaf), or `SharedFeatures`.
+            key: As in `at`.
+
+        Returns:
+            The outputs at the points, and the points' weights.
+        """
+        check_gaussian(q)
+        point_set = self.at(q, key)
+        deviation = ravel(jax.tree.map(jnp.subtract, point_set.theta, q.mean), 1)
         if isinstance(jacobian, SharedFeatures):
-            return center + jacobian.outputs(deviation), spots.weights
-        return center + jnp.einsum("bkp,sp->sbk", ravel(jacobian, 2), deviation), spots.weights
+            return center + jacobian.outputs(deviation), point_set.weights
+        return center + jnp.einsum("bkp,sp->sbk", ravel(jacobian, 2), deviation), point_set.weights
+
+    def output_noise(
+        self, mean: Float[Array, "B *K"], key: Key | None
+    ) -> tuple[Float[Array, "S ..."], Float[Array, " S"]]:
+        """Choose the noise ε of points m + C^½ε of Gaussian outputs whose covariance C is known.
+
+        Called by the linear factors of a model, which integrate over their own outputs. Points of θ alone have none.
+
+        Args:
+            mean: The outputs' means, (B,) or (B, K), for their shape and dtype.
+            key: As in `at`.
+
+        Returns:
+            Noise as `gaussian_outputs.output_points` takes it, and the points' weights.
+        """
+        raise ValueError(
+            f"{self!r} are points of θ, and this integral is over Gaussian outputs: use Quadrature(n), "
+            "QuasiMonteCarlo(n), MonteCarlo(n) or Delta()."
+        )
 
 
 class Delta(Points):
@@ -72,10 +124,10 @@ class Delta(Points):
     meaning: ClassVar[str] = "E_q f(θ) ≈ f(m), the delta method (app:delta)"
     delta: ClassVar[bool] = True
 
-    def at(self, q: Any, key: Any) -> PointSet:
+    def at(self, q: Any, key: Key | None) -> PointSet:
         return PointSet(jax.tree.map(lambda m: m[None], q.mean), jnp.ones(1))
 
-    def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Any) -> tuple[Array, Array]:
+    def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Key | None) -> tuple[Array, Array]:
         return center[None], jnp.ones(1)
 
 
@@ -84,5 +136,8 @@ class Exact(Points):
 
     meaning: ClassVar[str] = "none needed: the objective is E_q ℓ̄ as a function of μ"
 
-    def at(self, q: Any, key: Any) -> PointSet:
-        raise ValueError("Exact has no points: the objective is a function of μ.")
+    def at(self, q: Any, key: Key | None) -> PointSet:
+        raise ValueError(
+            "Exact() has no points of θ, because it takes an objective that is a function of μ. For a function of θ "
+            "use Delta(), Quadrature() or MonteCarlo()."
+        )

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from ..numerics.random import Key
 from .base import Points, PointSet
 
 
@@ -27,15 +28,18 @@ class Each(Points):
     def random(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # if one of them is
         return any(points.random for points in self.blocks.values())
 
-    def at(self, q: Any, key: Any) -> PointSet:
+    def at(self, q: Any, key: Key | None) -> PointSet:
         keys = [None] * len(self.blocks) if key is None else jax.random.split(key, len(self.blocks))
         sets = {name: points.at(q.blocks[name], k) for k, (name, points) in zip(keys, self.blocks.items(), strict=True)}
-        count = max(spots.weights.shape[0] for spots in sets.values())
-        if any(spots.weights.shape[0] not in (1, count) for spots in sets.values()):
-            raise ValueError(f"The blocks need equally many points (or one), got {self}.")
-        many = lambda tree: jax.tree.map(lambda t: jnp.broadcast_to(t, (count, *t.shape[1:])), tree)
-        theta = {name: many(spots.theta) for name, spots in sets.items()}
-        factors = {name: many(spots.factors) for name, spots in sets.items()}
+        count = max(point_set.weights.shape[0] for point_set in sets.values())
+        if any(point_set.weights.shape[0] not in (1, count) for point_set in sets.values()):
+            raise ValueError(
+                "The blocks need equally many points (or one), because the s-th points of all blocks make up one θ; "
+                f"got {self}. Give the blocks the same number of samples."
+            )
+        repeat = lambda tree: jax.tree.map(lambda t: jnp.broadcast_to(t, (count, *t.shape[1:])), tree)
+        theta = {name: repeat(point_set.theta) for name, point_set in sets.items()}
+        factors = {name: repeat(point_set.factors) for name, point_set in sets.items()}
         return PointSet(theta, jnp.full(count, 1 / count), factors)
 
     def __repr__(self) -> str:

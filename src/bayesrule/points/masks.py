@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from ..numerics.checks import positive_int
+from ..numerics.random import Key
 from ..steps.schedule import Number, number
 from .base import Points, PointSet
 
@@ -17,8 +18,12 @@ from .base import Points, PointSet
 class Masks(Points):
     """Dropout: θ = z∘m with units z dropped at random, and z/π₁ on the derivatives (`eq:grad_loss`).
 
-    Within the slab it is the delta method. `relaxation` draws z by the Concrete relaxation, in (0, 1), which a
-    SpikeSlab needs in order to learn its keep probabilities.
+    Within the slab it is the delta method.
+
+    Args:
+        samples: How many masks.
+        relaxation: Draw z from the Concrete relaxation with this temperature, in (0, 1), instead of {0, 1}. A
+            `SpikeSlab` that learns its keep probabilities needs it, because 0 and 1 have no derivative in them.
     """
 
     relaxation: Any
@@ -33,22 +38,22 @@ class Masks(Points):
         self.samples = positive_int("samples", samples)
         self.relaxation = None if relaxation is None else number(relaxation, "The relaxation")
 
-    def at(self, q: Any, key: Any) -> PointSet:
+    def at(self, q: Any, key: Key | None) -> PointSet:
         if key is None:
             raise ValueError("Masks are random: pass key=jax.random.key(…).")
         if q.learnt and self.relaxation is None:
             raise ValueError(
-                "A keep probability is learnt through the Concrete relaxation: use Masks(relaxation=0.1) points."
+                "A keep probability is learned through the Concrete relaxation: use Masks(relaxation=0.1) points."
             )
         z = q.masks(q.uniform(key, (self.samples,)), self.relaxation)
-        return masked(q, z, self.relaxation)
+        return apply_masks(q, z, self.relaxation)
 
     def __repr__(self) -> str:
         return f"Masks({self.samples}{'' if self.relaxation is None else f', relaxation={self.relaxation}'})"
 
 
-def masked(q: Any, z: PyTree, relaxation: Any = None, weights: Array | None = None) -> PointSet:
-    """The points z∘m for masks with a leading axis, with their weights z/π₁ and slopes ∂z/∂π₁."""
+def apply_masks(q: Any, z: PyTree, relaxation: Any = None, weights: Array | None = None) -> PointSet:
+    """The points z∘m for masks with a leading axis, with the factors z/π₁ and (where relaxed) ∂z/∂π₁."""
     count = jax.tree.leaves(z)[0].shape[0]
     theta = jax.tree.map(lambda z, m: z * m, z, q.slab.mean)
     factors = jax.tree.map(lambda z, k: z / k, z, q.keep)

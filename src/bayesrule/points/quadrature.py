@@ -13,19 +13,22 @@ from jaxtyping import Array, Float, PyTree
 
 from ..families.latent.base import ConditionalFamily
 from ..numerics.checks import positive_int
+from ..numerics.random import Key
 from ..numerics.trees import ravel, unravel
 from .base import Points, PointSet
-from .gaussian_outputs import _check_linear, _factor
+from .gaussian_outputs import check_gaussian, output_points
 
 _GRID_LIMIT = 100_000
 
 
 class Quadrature(Points):
-    """Gauss–Hermite points of an order: a tensor grid over θ, exact to degree 2·order − 1.
+    """Gauss–Hermite points of an order: a tensor grid over θ, exact for polynomials to degree 2·order − 1.
 
-    Where the objective says `linear=True` the grid is over each example's outputs instead: one
-    dimension for each output, however many parameters there are. A `StudentT` and a `SkewGaussian` have grids of their
-    own.
+    Where the objective says `linear=True` the grid is over each example's outputs instead: one dimension for each
+    output, however many parameters there are. A `StudentT` and a `SkewGaussian` have grids of their own.
+
+    Args:
+        order: The number of points in each dimension.
     """
 
     order: int = eqx.field(static=True)
@@ -36,10 +39,10 @@ class Quadrature(Points):
         self.order = positive_int("order", order)
 
     def fits(self, size: int) -> bool:
-        """Whether a grid in so many dimensions is small enough."""
+        """Whether a grid in `size` dimensions is small enough to evaluate."""
         return self.order**size <= _GRID_LIMIT
 
-    def at(self, q: Any, key: Any) -> PointSet:
+    def at(self, q: Any, key: Key | None) -> PointSet:
         size = sum(leaf.size for leaf in jax.tree.leaves(q.mean))
         if isinstance(q, ConditionalFamily):
             _check_size(self.order, q.grid_axes)
@@ -47,39 +50,37 @@ class Quadrature(Points):
         noise, weights = grid(self.order, size)
         if q.noise_size == size:
             return PointSet(q.transformed(noise), weights)
-        spread = noise @ jnp.linalg.cholesky(q.covariance()).T
-        return PointSet(unravel(ravel(q.mean) + spread, q.mean), weights)
+        # The family draws with more noise than θ has dimensions, so the grid is placed by the dense covariance.
+        deviation = noise @ jnp.linalg.cholesky(q.covariance()).T
+        return PointSet(unravel(ravel(q.mean) + deviation, q.mean), weights)
 
-    def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Any) -> tuple[Array, Array]:
-        _check_linear(q)
-        covariance = q.output_covariance(jacobian)
-        noise, weights = grid(self.order, center.shape[1])
-        noise = noise.astype(center.dtype)
-        if center.shape[1] == 1:
-            # An output that does not vary (x = 0) has no derivative of its spread, rather than an infinite one.
-            varies = covariance[:, 0] > 0
-            spread = jnp.where(varies, jnp.sqrt(jnp.asarray(jnp.where(varies, covariance[:, 0], 1.0))), 0.0)
-            return center + spread * noise[:, None, :], weights
-        factor = _factor(covariance)
-        return center + jnp.einsum("bkl,sl->sbk", factor, noise), weights
+    def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Key | None) -> tuple[Array, Array]:
+        check_gaussian(q)
+        noise, weights = self.output_noise(center, key)
+        return output_points(center, q.output_covariance(jacobian), noise), weights
+
+    def output_noise(self, mean: Float[Array, "B *K"], key: Key | None) -> tuple[Array, Array]:
+        nodes, weights = grid(self.order, 1 if mean.ndim == 1 else mean.shape[-1])
+        return nodes.astype(mean.dtype), weights
 
     def __repr__(self) -> str:
         return f"Quadrature({self.order})"
 
 
-def _check_size(order: int, size: int, more: str = "") -> None:
+def _check_size(order: int, size: int, advice: str = "") -> None:
     if order**size > _GRID_LIMIT:
         raise ValueError(
-            f"A grid of order {order} in {size} dimensions has {order}^{size} points. Use MonteCarlo{more}."
+            f"A grid of order {order} in {size} dimensions has {order}^{size} points. Use MonteCarlo{advice}."
         )
 
 
 def grid(order: int, size: int) -> tuple[Float[Array, "S D"], Float[Array, " S"]]:
-    linear = (
+    """The tensor grid of Gauss–Hermite nodes for N(0, I) in `size` dimensions, and its weights, which sum to 1."""
+    advice = (
         ", or, where the model is linear in its parameters, Objective(loss, output=apply, linear=True): then each "
         "example is integrated over its own outputs"
     )
-    _check_size(order, size, linear)
+    _check_size(order, size, advice)
     nodes, weights = np.polynomial.hermite_e.hermegauss(order)
     weights = weights / weights.sum()
     points = np.array(list(itertools.product(nodes, repeat=size))).reshape(-1, size)
@@ -91,11 +92,12 @@ class Enumeration(Points):
 
     meaning: ClassVar[str] = "E_q f(θ) as the sum over every θ"
 
-    def at(self, q: Any, key: Any) -> PointSet:
+    def at(self, q: Any, key: Key | None) -> PointSet:
         theta = q.support()
         weights = jnp.exp(q.log_prob(theta))
         if weights.ndim != 1:
             raise ValueError(
-                f"Enumeration() lists one distribution's values, and this {type(q).__name__} is a batch: vmap."
+                f"Enumeration() lists the values of one distribution, and this {type(q).__name__} is a batch of them: "
+                "jax.vmap the rule over the batch."
             )
         return PointSet(theta, weights)

@@ -1,4 +1,4 @@
-"""Points of binary weights: relaxed (Concrete) samples and signs, which say how they move with μ."""
+"""Points of binary weights: relaxed (Concrete) samples and signs, with their derivative in μ."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from ..numerics.checks import positive_int
+from ..numerics.random import Key
 from ..steps.schedule import Number, number
 from .base import Points, PointSet
 
@@ -17,10 +18,15 @@ from .base import Points, PointSet
 class Relaxed(Points):
     r"""Relaxed signs, $θ = \tanh((λ + δ)/τ_c)$ with $δ = ½\log(ε/(1−ε))$, ε uniform (`eq:param_b_tau`).
 
-    `relaxation` is the Concrete distribution's τ_c. The gradient is carried from θ to μ = tanh λ by the chain rule,
-    with $s = (1 − θ^2 + η)/(τ_c(1 − \tanh^2 λ + η))$. η is `smoothing`: 0 is exact; the published
-    code has 1e-10, which at its relaxation of 1e-10 makes s a constant 1e10. `noise=False` leaves δ out: with
-    relaxation 1 the point is then the mean of q, and s = 1.
+    The gradient is carried from θ to μ = tanh λ by the chain rule, with
+    $s = (1 − θ^2 + η)/(τ_c(1 − \tanh^2 λ + η))$.
+
+    Args:
+        relaxation: The Concrete distribution's τ_c.
+        smoothing: η. 0 is exact; the published code has 1e-10, which at its relaxation of 1e-10 makes s a constant
+            1e10.
+        samples: How many points.
+        noise: False leaves δ out: with relaxation 1 the point is then the mean of q, and s = 1.
     """
 
     relaxation: Any
@@ -45,23 +51,26 @@ class Relaxed(Points):
     def random(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # without noise it is not
         return self.noise
 
-    def at(self, q: Any, key: Any) -> PointSet:
+    def at(self, q: Any, key: Key | None) -> PointSet:
         leaves, treedef = jax.tree.flatten(q.natural())
         if self.noise and key is None:
             raise ValueError("Relaxed points are random: pass key=jax.random.key(…).")
-        keys = jax.random.split(key, len(leaves)) if self.noise else [None] * len(leaves)
-        pairs = [self._leaf(x, k) for x, k in zip(leaves, keys, strict=True)]
+        keys = jax.random.split(key, len(leaves)) if self.noise and key is not None else [None] * len(leaves)
+        pairs = [self._relax(x, k) for x, k in zip(leaves, keys, strict=True)]
         theta, slope = (jax.tree.unflatten(treedef, [pair[i] for pair in pairs]) for i in (0, 1))
         return PointSet(theta, jnp.full(self.samples, 1 / self.samples), slope)
 
-    def _leaf(self, natural: Array, key: Any) -> tuple[Array, Array]:
+    def _relax(self, natural: Array, key: Key | None) -> tuple[Array, Array]:
+        """One leaf's relaxed signs θ and slopes s = ∂θ/∂μ, with a leading axis of samples."""
         relaxation, smoothing = (jnp.asarray(x, natural.dtype) for x in (self.relaxation, self.smoothing))
         shape = (self.samples, *natural.shape)
-        # ½ logit of a uniform number is half a logistic one.
-        noise = 0.5 * jax.random.logistic(key, shape, natural.dtype) if self.noise else jnp.zeros(shape, natural.dtype)
+        # δ, half the logit of a uniform number, is half a standard logistic number.
+        noise = jnp.zeros(shape, natural.dtype)
+        if key is not None:
+            noise = 0.5 * jax.random.logistic(key, shape, natural.dtype)
         inner = (natural + noise) / relaxation
         theta = jnp.tanh(inner)
-        # 1 − tanh² as sech² from logarithms: it underflows late, and a ratio of two does not lose digits.
+        # 1 − tanh² is computed as sech² from logarithms, which underflows only far out and keeps all digits of a ratio.
         exact = jnp.exp(2 * (_log_cosh(natural) - _log_cosh(inner))) / relaxation
         if isinstance(self.smoothing, float | int) and self.smoothing == 0:
             return theta, exact
@@ -77,17 +86,18 @@ class Relaxed(Points):
 
 
 def _log_cosh(x: Array) -> Array:
+    """log cosh x, without overflow."""
     return jnp.abs(x) + jnp.log1p(jnp.exp(-2 * jnp.abs(x))) - jnp.log(jnp.asarray(2, x.dtype))
 
 
 class Sign(Points):
-    """One point, sign(λ), whose gradient is taken as it is: the straight-through estimator (`eq:STE`)."""
+    """One point, sign(λ), whose gradient is used in place of that in μ: the straight-through estimator (`eq:STE`)."""
 
     approximation: ClassVar[str] = "Delta method"
     meaning: ClassVar[str] = "θ = sign(λ), with its gradient in place of that in μ (eq:STE)"
     chained: ClassVar[bool] = True
 
-    def at(self, q: Any, key: Any) -> PointSet:
+    def at(self, q: Any, key: Key | None) -> PointSet:
         sign = lambda x: jnp.where(x >= 0, 1.0, -1.0).astype(x.dtype)[None]
         theta = jax.tree.map(sign, q.natural())
         return PointSet(theta, jnp.ones(1), jax.tree.map(jnp.ones_like, theta))

@@ -9,20 +9,26 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from ..families.gaussian.base import GaussianFamily
 from ..numerics.checks import positive_int
+from ..numerics.random import Key, normals
 from .base import Points, PointSet
-from .gaussian_outputs import _check_linear, _factor
+from .gaussian_outputs import check_gaussian, output_points
 
 
 class MonteCarlo(Points):
-    """`samples` draws from q, equally weighted; `antithetic` draws come in mirrored pairs m ± ε.
+    """Independent draws from q, equally weighted.
 
-    `scan` looks at them one after another (one pair after another) instead of all at once, so that memory does not
-    grow with their number. A Gaussian's noise comes from the library's own counter-based stream, which XLA fuses into
-    the step (`bayesrule.numerics.random`); `generator="standard"` takes it from `jax.random.normal`.
+    Args:
+        samples: How many draws.
+        antithetic: Whether they come in mirrored pairs m ± ε, which makes the average of an odd function exact; for a
+            symmetric q.
+        scan: Whether the loss is evaluated at one sample at a time (one pair at a time, if antithetic) instead of all
+            at once, so that memory does not grow with their number.
+        generator: "counter" takes a Gaussian's noise from the library's own counter-based stream, which XLA fuses into
+            the step (`bayesrule.numerics.random`); "standard" takes it from `jax.random.normal`.
     """
 
     samples: int = eqx.field(static=True)
@@ -45,13 +51,20 @@ class MonteCarlo(Points):
     def parts(self) -> int:
         return self.samples // (2 if self.antithetic else 1) if self.scan else 1
 
-    def part(self, q: Any, key: Any) -> PointSet:
-        return self._drawn(q, key, self.samples // self.parts)
+    def part(self, q: Any, key: Key) -> PointSet:
+        return self._draw(q, key, self.samples // self.parts)
 
-    def at(self, q: Any, key: Any) -> PointSet:
-        return self._drawn(q, key, self.samples)
+    def at(self, q: Any, key: Key | None) -> PointSet:
+        return self._draw(q, key, self.samples)
 
-    def _drawn(self, q: Any, key: Any, count: int) -> PointSet:
+    def output_noise(self, mean: Float[Array, "B *K"], key: Key | None) -> tuple[Array, Array]:
+        if key is None:
+            raise ValueError("MonteCarlo points are random: pass key=jax.random.key(…).")
+        half = normals(key, mean, (self.samples // (2 if self.antithetic else 1),))
+        noise = jnp.concatenate([half, -half]) if self.antithetic else half
+        return noise, jnp.full(self.samples, 1 / self.samples)
+
+    def _draw(self, q: Any, key: Key | None, count: int) -> PointSet:
         if key is None:
             raise ValueError("MonteCarlo points are random: pass key=jax.random.key(…).")
         weights = jnp.full(count, 1 / count)
@@ -60,12 +73,12 @@ class MonteCarlo(Points):
             raise ValueError(f"Antithetic pairs mirror a symmetric q, and a {name} is not: use MonteCarlo().")
         shape = (count // 2 if self.antithetic else count,)
         if isinstance(q, GaussianFamily):
-            half = q.drawn(key, shape, standard=self.generator == "standard")
+            theta = q.drawn(key, shape, standard=self.generator == "standard")
         else:
-            half = q.sample(key, shape)
+            theta = q.sample(key, shape)
         if self.antithetic:
-            half = jax.tree.map(lambda t, m: jnp.concatenate([t, 2 * m - t]), half, q.mean)
-        return PointSet(half, weights)
+            theta = jax.tree.map(lambda t, m: jnp.concatenate([t, 2 * m - t]), theta, q.mean)
+        return PointSet(theta, weights)
 
     def __repr__(self) -> str:
         extras = ["antithetic=True"] * self.antithetic + ["scan=True"] * self.scan
@@ -74,10 +87,13 @@ class MonteCarlo(Points):
 
 
 class QuasiMonteCarlo(Points):
-    """`samples` points that fill the space evenly (Sobol's, in mirrored pairs), the same ones at every step.
+    """Points that fill the space evenly (Sobol's, in mirrored pairs), the same ones at every step.
 
     Where the objective says `linear=True` they are points of each example's outputs, which are few: so a softmax of ten
     classes is averaged without noise. Else they are points of θ.
+
+    Args:
+        samples: How many points, an even number.
     """
 
     samples: int = eqx.field(static=True)
@@ -89,16 +105,19 @@ class QuasiMonteCarlo(Points):
             raise ValueError(f"QuasiMonteCarlo takes an even number of points, got {samples}.")
         self.samples = samples
 
-    def at(self, q: Any, key: Any) -> PointSet:
+    def at(self, q: Any, key: Key | None) -> PointSet:
         noise, weights = even_noise(self.samples, q.noise_size)
         noise = jnp.asarray(noise, jnp.result_type(*jax.tree.leaves(q.mean)))
         return PointSet(q.transformed(noise), jnp.asarray(weights))
 
-    def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Any) -> tuple[Array, Array]:
-        _check_linear(q)
-        noise, weights = even_noise(self.samples, center.shape[1])
-        factor = _factor(q.output_covariance(jacobian))
-        return center + jnp.einsum("bkl,sl->sbk", factor, jnp.asarray(noise, center.dtype)), jnp.asarray(weights)
+    def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Key | None) -> tuple[Array, Array]:
+        check_gaussian(q)
+        noise, weights = self.output_noise(center, key)
+        return output_points(center, q.output_covariance(jacobian), noise), weights
+
+    def output_noise(self, mean: Float[Array, "B *K"], key: Key | None) -> tuple[Array, Array]:
+        noise, weights = even_noise(self.samples, 1 if mean.ndim == 1 else mean.shape[-1])
+        return jnp.asarray(noise, mean.dtype), jnp.asarray(weights)
 
     def __repr__(self) -> str:
         return f"QuasiMonteCarlo({self.samples})"
@@ -106,7 +125,7 @@ class QuasiMonteCarlo(Points):
 
 @cache
 def even_noise(samples: int, dimensions: int) -> tuple[np.ndarray, np.ndarray]:
-    """Normal noise from Sobol's points, mirrored, with unit variances; and equal weights."""
+    """Standard normal noise from Sobol's points, mirrored and scaled to unit variances, (S, D); and equal weights."""
     from scipy.stats import norm, qmc
 
     count = 1 << (samples // 2 - 1).bit_length()
