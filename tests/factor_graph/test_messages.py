@@ -103,7 +103,7 @@ def test_sites_take_the_same_steps(kind):
     for one, other in zip(jax.tree.leaves(whole.q), jax.tree.leaves(sites.q), strict=True):
         assert_allclose(one, other, rtol=1e-10, atol=1e-12)
     assert_allclose(whole.trace["bound"], sites.trace["bound"], rtol=1e-12)
-    kept, rows = sites.state.aux, model.taken(data)
+    kept, rows = sites.state.aux, model.batch_rows(data)
     total = kept["start"]["w"]
     for name in model.factors:
         part = summed_over_rows(model, name, sites.q, rows, kept["factors"][name])["w"]
@@ -160,9 +160,9 @@ def test_monte_carlo_messages_are_right_on_average():
 
     def estimated(factor, key):
         model = blr.Model({"w": q["w"]}, {"y": factor}, size=SIZE)
-        rows = model.taken(jax.tree.map(jnp.asarray, data))
+        rows = model.batch_rows(jax.tree.map(jnp.asarray, data))
         shift = jax.tree.map(jnp.zeros_like, q.expectation())
-        return jax.grad(lambda s: model.terms(model.seen(q, s), rows, key)["y"])(shift)["w"]
+        return jax.grad(lambda s: model.terms(model.views(q, s), rows, key)["y"])(shift)["w"]
 
     exact = estimated(factors.bernoulli_logit("y", {"w": "x"}, points=blr.Quadrature(40)), None)
     by_values = blr.Factor(log_likelihood, "w", data=("x", "y"), points=blr.MonteCarlo(2))

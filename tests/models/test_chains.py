@@ -259,7 +259,7 @@ def test_a_prior_that_is_the_base_measure():
         blr.fit(blr.em("f"), model, None, {"y": np.arange(6.0)}, steps=1)
     with pytest.raises(ValueError, match="different priors"):
         chain.kl(walk(0.0, 2.0, 0.9, 6)[0])
-    with pytest.raises(ValueError, match="one for all rows"):
+    with pytest.raises(ValueError, match=r"Block .* \(GaussianChain\) cannot be local"):
         blr.Model({}, {"y": factors.poisson_exp("y", {"f": None})}, local={"f": chain})
 
 

@@ -20,13 +20,16 @@ from jaxtyping import Array, PyTree
 from ..families.discrete import Bernoulli, Categorical
 from ..families.gaussian.base import GaussianFamily
 from ..families.point_mass import Peak
+from ..numerics.random import Key
 from ..points.base import Delta, Points
 from ..points.quadrature import Enumeration, Quadrature
 from ..points.sampling import MonteCarlo
 from .block_view import BlockView, batch_shape
 
 
-def expected(function: Callable[[PyTree], Array], view: BlockView, points: Points, key: Any, local: bool) -> Array:
+def expected(
+    function: Callable[[PyTree], Array], view: BlockView, points: Points, key: Key | None, local: bool
+) -> Array:
     """E function(θ) over a block, entry by entry, as a differentiable function of the block's displacement.
 
     Args:

@@ -21,6 +21,7 @@ from jax.tree_util import Partial
 from jaxtyping import Array
 
 from ..families.base import ExponentialFamily
+from ..numerics.random import Key
 from ..points.base import Points
 from .block_expectation import expected
 from .block_view import BlockView, batch_shape
@@ -108,7 +109,7 @@ class Factor(eqx.Module):
         self,
         views: Mapping[str, BlockView],
         data: Mapping[str, Array],
-        key: Any = None,
+        key: Key | None = None,
         local: frozenset[str] = frozenset(),
     ) -> Array:
         """E_q log f, as a differentiable function of the displacements of the views.
@@ -130,7 +131,9 @@ class Factor(eqx.Module):
         keys = [None] * len(self.blocks) if key is None else list(jax.random.split(key, len(self.blocks)))
         return jnp.asarray(self._integrated(0, (), views, arrays, keys, local))
 
-    def entries(self, value: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Any) -> Array:
+    def entries(
+        self, value: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Key | None
+    ) -> Array:
         """The value with an axis for every axis of the observations whose entries may be missing one by one.
 
         The model only traces it, once before a fit, to find out whether rows that are missing in part are an error. A

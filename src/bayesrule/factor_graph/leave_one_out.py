@@ -71,7 +71,7 @@ def leave_one_out(model: Model, q: Product, data: PyTree, factor: str | None = N
     name = with_rows[0] if factor is None else factor
     if name not in with_rows:
         raise ValueError(f"Factor {name!r} has no rows to leave out; {with_rows} have.")
-    if model.taken(data).weights is not None:
+    if model.batch_rows(data).weights is not None:
         raise ValueError(
             "Weighted rows cannot be left out one by one, since a weight stands for many: fit without weights."
         )
@@ -88,8 +88,8 @@ def leave_one_out(model: Model, q: Product, data: PyTree, factor: str | None = N
 
 @eqx.filter_jit
 def _leave_one_out(model: Model, q: Product, data: PyTree, name: str) -> LeaveOneOut:
-    factor, rows = model.factors[name], model.taken(data)
-    site, views = message(model, name, q, rows, jax.random.key(0)), model.seen(q)
+    factor, rows = model.factors[name], model.batch_rows(data)
+    site, views = message(model, name, q, rows, jax.random.key(0)), model.views(q)
     arrays, observed = observed_data(factor, rows)
     if isinstance(factor, LinearFactor):
         log_density, influence, proper = _by_outputs(factor, site["outputs"], views, arrays)
@@ -148,7 +148,7 @@ def _by_outputs(
 def _by_natural(model: Model, name: str, q: Product, rows: Rows, site: PyTree) -> tuple[Array, Array, Array]:
     """In λ: E log f_n = ⟨λ̃_n, μ⟩ + c_n, so log E_{q₋ₙ} f_n = c_n + A(λ) − A(λ − λ̃_n)."""
     factor = model.factors[name]
-    values = model.term(name, model.seen(q), rows, jax.random.key(0))
+    values = model.term(name, model.views(q), rows, jax.random.key(0))
     values = jnp.sum(values.reshape((values.shape[0], -1)), axis=1)
     touched = Product({block: q.blocks[block] for block in factor.blocks})
     natural, expectation = touched.natural(), touched.expectation()

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array
 
-from ..numerics.random import normals
+from ..numerics.random import Key, normals
 from ..points.base import Points
 from ..points.quadrature import Quadrature, grid
 from .block_view import BlockView
@@ -80,7 +80,7 @@ class LinearFactor(Factor):
         self,
         views: Mapping[str, BlockView],
         data: Mapping[str, Array],
-        key: Any = None,
+        key: Key | None = None,
         local: frozenset[str] = frozenset(),
     ) -> Array:
         return self.expected_log_likelihood(*self.outputs(views, data, local), views, data, key)
@@ -101,7 +101,7 @@ class LinearFactor(Factor):
         return mean, sum(covariances[1:], start=covariances[0])
 
     def expected_log_likelihood(
-        self, mean: Array, covariance: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Any
+        self, mean: Array, covariance: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Key | None
     ) -> Array:
         """E log p(y_n | f_n) of every row, for f_n ~ N(mean, covariance).
 
@@ -194,7 +194,9 @@ def _second_order_at_mean(row: Callable, mean: Array, covariance: Array, y: Any)
     return value + correction if value.ndim == 1 else jnp.sum(value, axis=tuple(range(1, value.ndim))) + correction
 
 
-def _at_points(row: Callable, mean: Array, covariance: Array, y: Any, points: Any, key: Any) -> tuple[Array, Array]:
+def _at_points(
+    row: Callable, mean: Array, covariance: Array, y: Any, points: Any, key: Key | None
+) -> tuple[Array, Array]:
     """row(f_n, y_n) at points f_n = m_n + V_n^{1/2} z_s, (S, N), and the points' weights (S,)."""
     if isinstance(points, Quadrature):
         nodes, weights = grid(points.order, 1 if mean.ndim == 1 else mean.shape[-1])

@@ -1,4 +1,13 @@
-"""A model: named blocks and the factors of their log-joint, which the rule takes as its objective."""
+r"""A model: named blocks and the factors of their log-joint, an objective that is a function of q's blocks.
+
+For the rule a model is $\bar ℓ = −\log p(y, x)$ with $E_q\bar ℓ = −\sum_iE_q\log f_i$ written in the expectation
+parameters of q's blocks, which are independent under q. Its gradient in μ is the sum of the factors' messages, one
+`jax.grad` in the displacement δ of the blocks' views. So the update of section 5 is the ordinary one,
+
+    λ_j ← (1 − ρ) λ_j + ρ Σ_i ∇_{μ_j} E_q log f_i,
+
+taken for all blocks at once, or block by block on the model with the other blocks fixed (`conditional_on`).
+"""
 
 from __future__ import annotations
 
@@ -18,6 +27,7 @@ from ..families.base import ExponentialFamily
 from ..families.point_mass import Peak
 from ..families.product import Product
 from ..numerics.checks import bare
+from ..numerics.random import Key
 from ..objectives.base import AbstractObjective, not_separable
 from ..objectives.batches import Weighted
 from ..objectives.regularizers import Flat, Regularizer
@@ -35,11 +45,11 @@ from .data import (
 )
 from .factor import Factor, prior
 
-_FEATURES = "features of "
+_FEATURES = "features of "  # the prefix under which `prepare` adds a factor's features to the data
 
 
-class InFactors(Flat):
-    """No regularizer: priors are factors, and have their constants."""
+class PriorsInFactors(Flat):
+    """No regularizer: the priors of a model are factors, whose constants are in the bound."""
 
     def normalized(self, q: Any) -> bool:
         return True
@@ -48,10 +58,16 @@ class InFactors(Flat):
 class Model(AbstractObjective):
     r"""$\log p(y, x) = \sum_i \log f_i(x_i)$: blocks of unknowns by name, and factors on them by name.
 
-    `blocks` gives each block's family and where it starts; leading axes are plates. `local` blocks have a member for
-    each row of the data (a mixture's assignments, a document's topics): give one row's, and the data say how many.
-    The rule moves the product of all blocks; a message is a factor's derivative in a block's μ. `size` is the number
-    of rows, for loops of one's own over mini-batches; `fit` reads it off the data.
+    The rule moves the product of all blocks. A factor's message to a block is the derivative of E log f in the block's
+    μ; a factor without local blocks or data has one, a factor with rows one for each row. Mini-batches are scaled by
+    N/M, except for the messages to local blocks, each of which has only its own row's.
+
+    Args:
+        blocks: each block's family by name, and the member that it starts from; leading axes are plates.
+        factors: the terms of the log-joint by name: `blr.Factor`, or the ready-made ones of `bayesrule.factors`.
+        local: blocks with a member for each row of the data (a mixture's assignments, a document's topics): give one
+            row's member, from which all rows start.
+        size: N, the number of rows, for mini-batch loops of your own; `fit` takes it from the data.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> model = blr.Model(
@@ -70,14 +86,19 @@ class Model(AbstractObjective):
     blocks: dict[str, ExponentialFamily]
     local: dict[str, ExponentialFamily]
     factors: dict[str, Factor]
-    fixed: dict[str, BlockView]
-    origin: PyTree
-    size: int | None = eqx.field(static=True)  # rows have a shape
+    fixed_views: dict[str, BlockView]
+    """The blocks that `conditional_on` holds fixed; they are no part of q."""
+    first_prior: PyTree
+    """The natural parameters of the priors before the first `after`, to which forgetting returns; None before it."""
+    size: int | None = eqx.field(static=True)  # static, because local blocks have it in their shapes
     regularizer: Regularizer
     aux: PyTree
     order: tuple[str, ...] = eqx.field(static=True)
-    weighed: bool = eqx.field(static=True)
-    part: bool = eqx.field(static=True)
+    """The names of all blocks, local ones first: the order in which a sweep visits them."""
+    scales_rows: bool = eqx.field(static=True)
+    """Whether rows are weighted and scaled from a batch to all; not in the conditional model of local blocks."""
+    is_conditional: bool = eqx.field(static=True)
+    """Whether `conditional_on` made it, for the step of one group of blocks."""
     has_linear_outputs: ClassVar[bool] = False
     keeps_partial_batch: ClassVar[bool] = True
     splits_batches: ClassVar[bool] = False
@@ -102,7 +123,11 @@ class Model(AbstractObjective):
             raise ValueError(f"A model's blocks are exponential families by name, got {wrong or 'none'}.")
         single = [name for name, q in local.items() if q.unbatchable]
         if single:
-            raise ValueError(f"The block {single[0]!r} is one for all rows, not local: make a series' steps the rows.")
+            kind = type(local[single[0]]).__name__
+            raise ValueError(
+                f"Block {single[0]!r} ({kind}) cannot be local: it already spans all steps of a series. Pass it in "
+                "`blocks`, and let each row of the data be one step."
+            )
         if not factors:
             raise ValueError("A model needs factors: without any there is nothing to infer.")
         for name, factor in factors.items():
@@ -113,17 +138,19 @@ class Model(AbstractObjective):
                 raise ValueError(f"Factor {name!r} names the block {unknown[0]!r}, and the model has {list(known)}.")
         unused = [name for name in known if not any(name in factor.blocks for factor in factors.values())]
         if unused:
-            raise ValueError(f"No factor touches the block {unused[0]!r}, so nothing is known of it: give it a prior.")
+            raise ValueError(
+                f"No factor touches the block {unused[0]!r}, so there is nothing to infer it from: give it a prior."
+            )
         self.blocks, self.local, self.factors = dict(blocks), local, dict(factors)
-        self.fixed, self.order, self.weighed, self.part = {}, (*local, *blocks), True, False
-        self.size, self.regularizer, self.aux, self.origin = size, InFactors(), None, None
+        self.order, self.size, self.regularizer, self.aux = (*local, *blocks), size, PriorsInFactors(), None
+        self.fixed_views, self.scales_rows, self.is_conditional, self.first_prior = {}, True, False, None
 
     def _with(self, **changes: Any) -> Model:
         return bare(Model, **{f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | changes)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The data that the factors ask for."""
+        """The names of the arrays that the factors take."""
         return tuple(dict.fromkeys(name for factor in self.factors.values() for name in factor.data))
 
     @property
@@ -139,11 +166,11 @@ class Model(AbstractObjective):
     # The start.
 
     def starting_point(self, params: Any) -> Product:
-        """Every block where it starts; `params` may give other members for some of them, or all."""
+        """The product of all blocks where they start; `params` may give other members for some or all of them."""
         if params is not None and not isinstance(params, Product | dict):
             raise ValueError(f"A model starts from its blocks, or members by name, got {type(params).__name__}.")
-        given = dict(params.blocks) if isinstance(params, Product) else dict(params or {})
-        unknown = set(given) - set(self.order)
+        replaced = dict(params.blocks) if isinstance(params, Product) else dict(params or {})
+        unknown = set(replaced) - set(self.order)
         if unknown:
             raise ValueError(f"The start names {sorted(unknown)}, and the model's blocks are {list(self.order)}.")
         if self.local and self.size is None:
@@ -151,28 +178,28 @@ class Model(AbstractObjective):
                 f"The local blocks {list(self.local)} have a member for each row of the data: pass Model(…, size=N)."
             )
         for name in self.local:
-            counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(given.get(name))}
+            counts = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(replaced.get(name))}
             if counts - {(self.size,)}:
                 raise ValueError(f"The start of the local block {name!r} needs {self.size} rows, got {sorted(counts)}.")
-        own = {name: self.local_start(name, self.size) for name in self.local if self.size is not None}
-        return Product({**own, **self.blocks, **given})
+        local = {name: self.local_start(name, self.size) for name in self.local if self.size is not None}
+        return Product({**local, **self.blocks, **replaced})
 
     def local_start(self, name: str, count: int) -> ExponentialFamily:
-        """A local block where it starts, for so many rows."""
+        """A local block with `count` rows, all where they start."""
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), self.local[name])
 
     def with_size(self, rows: int) -> Model:
-        """The model of so many rows, unless it was built for another number."""
+        """The model with N = `rows`, unless it was built with a size."""
         return self if self.size is not None else self._with(size=rows)
 
     # Rows of data.
 
     def rows(self, batch: PyTree) -> int:
-        """How many rows the data have."""
-        examples = self.taken(batch).examples
-        bare = [name for name, array in examples.items() if not hasattr(array, "shape")]
-        if bare:
-            raise ValueError(f"The data of a model are arrays by name, and {bare[0]!r} is not an array.")
+        """How many rows the data have. Raises where arrays are missing or differ in their number of rows."""
+        examples = self.batch_rows(batch).examples
+        not_arrays = [name for name, array in examples.items() if not hasattr(array, "shape")]
+        if not_arrays:
+            raise ValueError(f"The data of a model are arrays by name, and {not_arrays[0]!r} is not an array.")
         missing = [name for name in self.names if name not in examples]
         if missing:
             raise ValueError(f"The factors ask for data {list(self.names)}, and there is no {missing[0]!r}.")
@@ -182,14 +209,14 @@ class Model(AbstractObjective):
             raise ValueError(f"The data need the same number of rows along their first axes, got {shapes}.")
         return counts.pop()[0]
 
-    def count(self, batch: Rows) -> int | None:
-        """How many rows a batch has; None without data."""
+    def row_count(self, batch: Rows) -> int | None:
+        """How many rows a batch has; None without data. Unlike `rows` it checks nothing."""
         for array in batch.examples.values():
             return array.shape[0]
         return None if batch.index is None else batch.index.shape[0]
 
-    def taken(self, batch: PyTree) -> Rows:
-        """A batch as rows: a dict of arrays, with weights, or rows already."""
+    def batch_rows(self, batch: PyTree) -> Rows:
+        """A batch as `Rows`: from a dict of arrays, from `Weighted` ones, from None, or from `Rows`."""
         if isinstance(batch, Rows):
             return batch
         examples, weights, count = batch, None, None
@@ -200,14 +227,14 @@ class Model(AbstractObjective):
         return Rows({} if examples is None else examples, None, weights, count)
 
     def prepare(self, batch: PyTree) -> Rows:
-        """The rows, with what the factors make of their observations."""
-        rows = self.taken(batch)
-        made = {
+        """The rows with the factors' features added, so that a loop over steps does not compute them again."""
+        rows = self.batch_rows(batch)
+        features = {
             _FEATURES + name: factor.features(observed_data(factor, rows)[0][factor.data[-1]])
             for name, factor in self.factors.items()
             if factor.features is not None
         }
-        return Rows(rows.examples | made, rows.index, rows.weights, rows.count)
+        return Rows(rows.examples | features, rows.index, rows.weights, rows.count)
 
     def select_rows(self, data: PyTree, index: Int[Array, " M"], is_row: Bool[Array, " M"]) -> Rows:
         """Rows of the data by their numbers; padding has zero weight and a number past the last row."""
@@ -218,8 +245,8 @@ class Model(AbstractObjective):
         per_row = 1.0 if not weighted or data.count is None else data.count / rows
         return Rows(examples, jnp.where(is_row, index, rows), weights, jnp.sum(is_row) * per_row)
 
-    def scales(self, batch: Rows, rows: int) -> Float[Array, " M"]:
-        """What each row's terms are multiplied by: its weight times N/M."""
+    def row_scales(self, batch: Rows, rows: int) -> Float[Array, " M"]:
+        """By what each row's terms are multiplied: its weight times N/M."""
         weights = jnp.ones(rows) if batch.weights is None else batch.weights
         count = rows if batch.count is None else batch.count
         return weights if self.size is None else weights * (self.size / count)
@@ -230,103 +257,111 @@ class Model(AbstractObjective):
         """Whether the factor has a term for each row of the data."""
         return bool(factor.data) or any(name in self.local for name in factor.blocks)
 
-    def given(self, names: tuple[str, ...], q: Product) -> Model:
-        """The model of some blocks, the others fixed: the factors that touch them. A local block's rows stand alone."""
+    def conditional_on(self, names: tuple[str, ...], q: Product) -> Model:
+        """The model of the blocks `names`, for fixed members of the others in q.
+
+        It has the factors that touch these blocks, so that its gradient costs no more than their messages. The step of
+        a sweep is a step on it. If a block is local, its rows are neither weighted nor scaled: each row's member gets
+        its own row's messages, whatever the batch.
+        """
         factors = {name: factor for name, factor in self.factors.items() if set(names) & set(factor.blocks)}
         fixed = {name: BlockView(block) for name, block in q.blocks.items() if name not in names}
-        weighed = not any(name in self.local for name in names)
-        return self._with(factors=factors, fixed=fixed, weighed=weighed, part=True)
+        shared = not any(name in self.local for name in names)
+        return self._with(factors=factors, fixed_views=fixed, scales_rows=shared, is_conditional=True)
 
-    def seen(self, q: Product, shift: dict[str, PyTree] | None = None) -> dict[str, BlockView]:
-        """Every block as factors see it, those of q displaced."""
-        return self.fixed | {n: BlockView(b, None if shift is None else shift[n]) for n, b in q.blocks.items()}
+    def views(self, q: Product, shift: dict[str, PyTree] | None = None) -> dict[str, BlockView]:
+        """A view of every block for the factors: those of q displaced by `shift` (None: not at all), and fixed ones."""
+        return self.fixed_views | {n: BlockView(b, None if shift is None else shift[n]) for n, b in q.blocks.items()}
 
     def observations(self, name: str, batch: Rows) -> tuple[dict[str, Array], Array | None]:
-        """A factor's data as it takes them, and which entries of what it observes there are (None: all)."""
+        """A factor's data as `Factor.value` takes them, and a mask of what was observed (None: all of it)."""
         factor = self.factors[name]
         data, observed = observed_data(factor, batch)
         if factor.features is not None:
-            made = batch.examples.get(_FEATURES + name)
-            data[factor.data[-1]] = factor.features(data[factor.data[-1]]) if made is None else made
+            prepared = batch.examples.get(_FEATURES + name)
+            data[factor.data[-1]] = factor.features(data[factor.data[-1]]) if prepared is None else prepared
         return data, observed
 
-    def term(self, name: str, seen: Mapping[str, BlockView], batch: Rows, key: Any) -> Array:
+    def term(self, name: str, views: Mapping[str, BlockView], batch: Rows, key: Key | None) -> Array:
         """One factor's E log f, an entry for each row; 0 where the observation is missing."""
         factor = self.factors[name]
         data, observed = self.observations(name, batch)
-        more = {"observed": observed} if factor.handles_missing else {}
+        mask = {"observed": observed} if factor.handles_missing else {}
         try:
-            value = factor.value(seen, data, key, frozenset(self.local), **more)
+            value = factor.value(views, data, key, frozenset(self.local), **mask)
         except (TypeError, ValueError) as error:
-            blocks = {n: _shapes(seen[n].q) for n in factor.blocks}
+            blocks = {n: _describe(views[n].q) for n in factor.blocks}
             arrays = {n: jnp.shape(x) for n, x in data.items()}
             raise ValueError(f"Factor {name!r} on blocks {blocks} with data {arrays}: {error}") from error
         if observed is None or factor.handles_missing:
             return value
         if isinstance(batch.examples[factor.data[-1]], Ragged) and value.ndim < 2:
-            return value  # a factor that adds a row's entries up sees to its filling itself
+            return value  # a factor that sums over a row's entries leaves the padding out itself (see `Ragged`)
         return zero_where_missing(name, observed, value)
 
-    def terms(self, seen: Mapping[str, BlockView], batch: PyTree, key: Any = None) -> dict[str, Array]:
+    def terms(self, views: Mapping[str, BlockView], batch: PyTree, key: Key | None = None) -> dict[str, Array]:
         """Every factor's E log f, scaled to all of the data and summed."""
-        batch = self.taken(batch)
-        found = {}
+        batch = self.batch_rows(batch)
+        terms = {}
         for name in self.factors:
-            value = self.term(name, seen, batch, self.key_of(name, key))
-            if self.weighed and self.per_row(self.factors[name]):
+            value = self.term(name, views, batch, self.factor_key(name, key))
+            if self.scales_rows and self.per_row(self.factors[name]):
                 value = self._weighted(name, value, batch)
-            found[name] = jnp.sum(value)
-        return found
+            terms[name] = jnp.sum(value)
+        return terms
 
-    def key_of(self, name: str, key: Any) -> Any:
-        """A factor's own key, if it is looked at in random places."""
+    def factor_key(self, name: str, key: Key | None) -> Key | None:
+        """A factor's own key, by its place among the model's factors; None if its points are not random."""
         if key is None or not self.factors[name].random:
             return None
         return jax.random.fold_in(key, sorted(self.factors).index(name))
 
     def _weighted(self, name: str, value: Array, batch: Rows) -> Array:
-        rows = self.count(batch)
+        """Terms (M, …) times each row's weight and N/M. A weight of 0 gives 0 also where the term is not finite."""
+        rows = self.row_count(batch)
         if batch.weights is None and self.size in (None, rows or self.size):
             return value
         if value.ndim == 0 or (rows is not None and value.shape[0] != rows):
             raise ValueError(
-                f"Factor {name!r} returns shape {value.shape} for {rows} rows, which cannot be weighted: return an "
-                "array with an entry for each row along its first axis."
+                f"Factor {name!r} returns shape {value.shape} for {rows} rows, so these cannot be weighted: return "
+                "an array with an entry for each row along its first axis."
             )
-        scales = self.scales(batch, value.shape[0]).astype(value.dtype)
+        scales = self.row_scales(batch, value.shape[0]).astype(value.dtype)
         scales = scales.reshape((-1,) + (1,) * (value.ndim - 1))
         return jnp.where(scales == 0, 0.0, scales * value)
 
-    def expected(self, q: Product, shift: PyTree, batch: PyTree, aux: PyTree, key: Any) -> tuple[Array, PyTree]:
-        """−E_q log p, its blocks displaced."""
-        terms = self.terms(self.seen(q, shift), batch, key)
+    def expected(self, q: Product, shift: PyTree, batch: PyTree, aux: PyTree, key: Key | None) -> tuple[Array, PyTree]:
+        """−E_q log p(y, x) as a function of the displacement of q's expectation parameters."""
+        terms = self.terms(self.views(q, shift), batch, key)
         return -sum(terms.values(), start=jnp.zeros(())), aux
 
     def entropies(self, q: Product, batch: PyTree = None) -> dict[str, Array]:
         """Every block's entropy, a local one's scaled to all of the data."""
-        batch = self.taken(batch)
-        found = {}
+        batch = self.batch_rows(batch)
+        entropies = {}
         for name, block in q.blocks.items():
-            if name in self.local and self.weighed:
+            if name in self.local and self.scales_rows:
                 value = jax.vmap(lambda row: jnp.sum(row.entropy()))(block)
-                found[name] = jnp.sum(self._weighted(name, value, batch))
+                entropies[name] = jnp.sum(self._weighted(name, value, batch))
             else:
-                found[name] = jnp.sum(block.entropy())
-        return found
+                entropies[name] = jnp.sum(block.entropy())
+        return entropies
 
-    def contributions(self, q: Product, data: PyTree = None, key: Any = None) -> dict[str, dict[str, Array]]:
-        """What every factor (E log f) and every block (its entropy) adds to the evidence lower bound."""
-        return {"factors": self.terms(self.seen(q), data, key), "blocks": self.entropies(q, data)}
+    def contributions(self, q: Product, data: PyTree = None, key: Key | None = None) -> dict[str, dict[str, Array]]:
+        """The terms of the evidence lower bound: E log f of every factor, and the entropy of every block."""
+        return {"factors": self.terms(self.views(q), data, key), "blocks": self.entropies(q, data)}
 
-    def bound(self, q: Product, data: PyTree = None, key: Any = None) -> Array:
+    def bound(self, q: Product, data: PyTree = None, key: Key | None = None) -> Array:
         """The evidence lower bound, every constant included: the sum of all contributions."""
-        found = self.contributions(q, data, key)
-        return sum((*found["factors"].values(), *found["blocks"].values()), start=jnp.zeros(()))
+        terms = self.contributions(q, data, key)
+        return sum((*terms["factors"].values(), *terms["blocks"].values()), start=jnp.zeros(()))
 
-    def closed_form_bound(self, q: Product, batch: PyTree, key: Any) -> Array:
+    def closed_form_bound(self, q: Product, batch: PyTree, key: Key | None) -> Array:
         return self.bound(q, batch, key)
 
-    def data(self, theta: PyTree, batch: PyTree = None, aux: PyTree = None, key: Any = None) -> tuple[Array, PyTree]:
+    def data(
+        self, theta: PyTree, batch: PyTree = None, aux: PyTree = None, key: Key | None = None
+    ) -> tuple[Array, PyTree]:
         raise ValueError("A model is evaluated through its factors: use Exact() points with Gradient() or Sites().")
 
     def separable(self, needed_by: str) -> Any:
@@ -335,67 +370,73 @@ class Model(AbstractObjective):
     # Streams.
 
     def after(self, q: Product, *, forgetting: float = 0.0) -> Model:
-        r"""The model of what comes next: the posterior of all that rows share is the prior now, λ₀ ← λ.
+        r"""The model for the next piece of a stream of data: the posterior of the shared blocks is its prior, λ₀ ← λ.
 
-        The factors that have no rows are replaced by it; new data may have any number of rows. `forgetting` mixes the
-        first prior back in, $(1 − φ)λ + φλ_0$, so that what was seen t pieces ago weighs $(1−φ)^t$.
+        It replaces the factors without rows; new data may have any number of rows.
+
+        Args:
+            q: the posterior so far.
+            forgetting: φ: the prior becomes $(1 − φ)λ + φλ_0$ with λ₀ the prior before the first piece, so that a piece
+                t pieces ago has the weight $(1−φ)^t$.
         """
         number(forgetting, "forgetting", high=1.0)
         shared = {name: factor for name, factor in self.factors.items() if not self.per_row(factor)}
-        own = lambda block: block.of if isinstance(block, Peak) else block
-        blocks = {name: own(q.blocks[name]) for name in self.order if name not in self.local}
-        seen = {name: BlockView(block) for name, block in q.blocks.items()}
+        family = lambda block: block.of if isinstance(block, Peak) else block
+        blocks = {name: family(q.blocks[name]) for name in self.order if name not in self.local}
+        views = {name: BlockView(block) for name, block in q.blocks.items()}
 
-        def total(shift: PyTree) -> Array:
-            moved = {name: BlockView(blocks[name], shift[name]) for name in blocks}
-            values = [self.term(name, seen | moved, Rows({}, None, None), None) for name in shared]
+        def log_prior(shift: PyTree) -> Array:
+            displaced = {name: BlockView(blocks[name], shift[name]) for name in blocks}
+            values = [self.term(name, views | displaced, Rows({}, None, None), None) for name in shared]
             return sum((jnp.sum(value) for value in values), start=jnp.zeros(()))
 
-        # The first prior of all is kept, for what is forgotten later returns to it and not to the last posterior.
-        origin = jax.grad(total)({name: seen[name].shift for name in blocks}) if self.origin is None else self.origin
-        mixed = lambda new, old: (1 - forgetting) * new + forgetting * old
+        # λ₀ is the sum of the messages of the factors without rows, before the first piece. It is kept from then on,
+        # because forgetting returns to it and not to the last posterior.
+        zero = {name: views[name].shift for name in blocks}
+        first_prior = jax.grad(log_prior)(zero) if self.first_prior is None else self.first_prior
+        mix = lambda new, old: (1 - forgetting) * new + forgetting * old
         priors = {}
         for name, block in blocks.items():
-            natural = jax.tree.map(mixed, block.natural(), block._symmetric(origin[name]))
+            natural = jax.tree.map(mix, block.natural(), block._symmetric(first_prior[name]))
             priors[f"{name} so far"] = prior(name, block.with_natural(natural))
-        rows = {name: factor for name, factor in self.factors.items() if name not in shared}
-        return self._with(blocks=blocks, factors={**priors, **rows}, size=None, origin=origin)
+        with_rows = {name: factor for name, factor in self.factors.items() if name not in shared}
+        return self._with(blocks=blocks, factors={**priors, **with_rows}, size=None, first_prior=first_prior)
 
-    # What only the data can show.
+    # Errors that only the data can show.
 
     def check_data(self, q: Product, data: PyTree) -> None:
-        """Raise where the data do not go with the factors, naming the factor."""
-        batch = self.taken(data)
+        """Raise where the data do not match the factors, naming the factor. Nothing is computed."""
+        batch = self.batch_rows(data)
         for name, factor in self.factors.items():
             arrays = [batch.examples[other] for other in factor.data]
             for other, array in zip(factor.data[:-1], arrays[:-1], strict=True):
                 if has_nonfinite(array):
                     raise ValueError(
-                        f"Factor {name!r} is given {other!r}, which has entries that are not finite: only what it "
-                        f"observes, {factor.data[-1]!r}, may be missing."
+                        f"Factor {name!r} takes {other!r}, which has entries that are not finite: only what it "
+                        f"observes, {factor.data[-1]!r}, may be missing. Fill them in, or drop those rows."
                     )
             if any(isinstance(x, Tracer) for x in jax.tree.leaves(arrays)):
                 continue
-            shape = _shaped.eval_shape(self, name, q, batch, jax.random.key(0)).shape
+            shape = _entries.eval_shape(self, name, q, batch, jax.random.key(0)).shape
             if not arrays or isinstance(arrays[-1], Ragged):
                 continue
-            partial_rows = isinstance(arrays[-1], Masked) or np.issubdtype(values_of(arrays[-1]).dtype, np.floating)
-            if partial_rows and len(shape) < len(arrays[-1].shape):
+            may_be_missing = isinstance(arrays[-1], Masked) or np.issubdtype(values_of(arrays[-1]).dtype, np.floating)
+            if may_be_missing and len(shape) < len(arrays[-1].shape):
                 check_rows_are_complete(name, factor.data[-1], arrays[-1], shape)
 
     def explain_not_finite(self, q: Product, data: PyTree) -> str:
         """Which factor's value or message is not finite, and for which block."""
-        batch, zero = self.taken(data), {name: seen.shift for name, seen in self.seen(q).items()}
+        batch, zero = self.batch_rows(data), {name: view.shift for name, view in self.views(q).items()}
         for name, factor in self.factors.items():
 
             def total(shift: PyTree, name: str = name) -> Array:
-                return jnp.sum(self.term(name, self.seen(q, shift), batch, jax.random.key(0)))
+                return jnp.sum(self.term(name, self.views(q, shift), batch, jax.random.key(0)))
 
-            value, slope = jax.value_and_grad(total)(zero)
+            value, messages = jax.value_and_grad(total)(zero)
             if not bool(jnp.isfinite(value)):
                 return f"factor {name!r} on the blocks {list(factor.blocks)} has the value {float(value)}"
             for block in factor.blocks:
-                if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(slope[block])):
+                if not all(bool(jnp.all(jnp.isfinite(leaf))) for leaf in jax.tree.leaves(messages[block])):
                     return f"the message of factor {name!r} to the block {block!r} is not finite"
         return "every factor is finite at the last good q, and the step from there is not"
 
@@ -404,7 +445,7 @@ class Model(AbstractObjective):
         lines = [f"Model with {len(self.order)} blocks and {len(self.factors)} factors"]
         for name in self.order:
             q = (self.local | self.blocks)[name]
-            lines.append(f"  {name:<{width}}  {_shapes(q)}{', one for each row' if name in self.local else ''}")
+            lines.append(f"  {name:<{width}}  {_describe(q)}{', one for each row' if name in self.local else ''}")
         lines.append("  log-joint, the sum of")
         lines += [f"  {name:<{width}}  E log {factor}" for name, factor in self.factors.items()]
         return "\n".join(lines)
@@ -412,12 +453,14 @@ class Model(AbstractObjective):
     __repr__ = __str__
 
 
-@partial(jax.jit, static_argnames="name")  # never run: traced once for all fits of the same shapes
-def _shaped(model: Model, name: str, q: Product, batch: Rows, key: Any) -> Array:
-    seen, data = model.seen(q), model.observations(name, batch)[0]
-    return model.factors[name].entries(model.term(name, seen, batch, key), seen, data, key)
+@partial(jax.jit, static_argnames="name")
+def _entries(model: Model, name: str, q: Product, batch: Rows, key: Key | None) -> Array:
+    """A factor's value, for its shape: never run; jitted, so that it is traced once for all fits of the same shapes."""
+    views, data = model.views(q), model.observations(name, batch)[0]
+    return model.factors[name].entries(model.term(name, views, batch, key), views, data, key)
 
 
-def _shapes(q: Any) -> str:
+def _describe(q: ExponentialFamily | Product) -> str:
+    """A block's family and the shape of its first array."""
     leaves = jax.tree.leaves(q)
     return f"{type(q).__name__}{list(jnp.shape(leaves[0]))}" if leaves else type(q).__name__

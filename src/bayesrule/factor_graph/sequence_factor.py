@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from ..numerics.hmm import log_normalizer
+from ..numerics.random import Key
 from .block_view import BlockView
 from .factor import Factor
 
@@ -72,7 +73,7 @@ class SequenceFactor(Factor):
         return initial, transitions
 
     def step_terms(
-        self, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Any = None
+        self, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Key | None = None
     ) -> Float[Array, "N T K ..."]:
         """E log f(y_t | k) of every step and state, and of every entry of a step that has a term of its own."""
         observations = data[self.data[-1]]
@@ -94,11 +95,13 @@ class SequenceFactor(Factor):
             )
         return terms.reshape((*lead, *terms.shape[1:]))
 
-    def entries(self, value: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Any) -> Array:
+    def entries(
+        self, value: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Key | None
+    ) -> Array:
         return self.step_terms(views, data, key)[:, :, 0]
 
     def log_likelihoods(
-        self, views: Mapping[str, BlockView], data: Mapping[str, Array], observed: Array | None, key: Any = None
+        self, views: Mapping[str, BlockView], data: Mapping[str, Array], observed: Array | None, key: Key | None = None
     ) -> tuple[Float[Array, "N T K"], Int[Array, " N"] | None]:
         """E log f(y_t | k) of every step and state, 0 where nothing was observed, and every sequence's length.
 
@@ -117,7 +120,7 @@ class SequenceFactor(Factor):
         self,
         views: Mapping[str, BlockView],
         data: Mapping[str, Array],
-        key: Any = None,
+        key: Key | None = None,
         local: frozenset[str] = frozenset(),
         observed: Array | None = None,
     ) -> Float[Array, " N"]:

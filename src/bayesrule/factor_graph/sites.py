@@ -16,6 +16,7 @@ from jaxtyping import Array, PyTree
 from ..curvature.base import Curvature
 from ..curvature.measurement import Measurement
 from ..families.product import Product
+from ..numerics.random import Key
 from ..points.base import Points
 from .block_view import BlockView
 from .data import Rows, observed_data
@@ -66,13 +67,15 @@ class Sites(Curvature):
         others = {block: zeros(natural[block], model.size) for block in factor.blocks[len(factor.predictors) :]}
         return {"outputs": (zero_rows(mean), zero_rows(covariance)), "others": others}
 
-    def measure(self, objective: Any, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Any) -> Measurement:
-        rows, fresh = objective.taken(batch), {}
+    def measure(
+        self, objective: Any, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
+    ) -> Measurement:
+        rows, fresh = objective.batch_rows(batch), {}
         # ∇_μ E log p = Σ_i new message_i. Since λ = start + Σ_i site_i, that is λ − start + Σ_i (new message_i −
         # site_i), where only the sites of this batch have new messages.
         total = jax.tree.map(jnp.subtract, q.natural(), aux["start"])
         for name in objective.factors:
-            fresh[name] = message(objective, name, q, rows, objective.key_of(name, key))
+            fresh[name] = message(objective, name, q, rows, objective.factor_key(name, key))
             old = _sites_of_batch(objective, name, aux["factors"][name], rows.index)
             change = jax.tree.map(jnp.subtract, fresh[name], old)
             for block, part in summed_over_rows(objective, name, q, rows, change).items():
@@ -94,7 +97,7 @@ class Sites(Curvature):
         return {"start": start, "factors": factors}
 
 
-def message(model: Model, name: str, q: Product, rows: Rows, key: Any = None) -> PyTree:
+def message(model: Model, name: str, q: Product, rows: Rows, key: Key | None = None) -> PyTree:
     """∇_μ E log f of one factor, for each of its blocks and, if it has rows, for each row.
 
     The message of a `LinearFactor` is in the terms of each row's output instead: {"outputs": (ν, κ), "others": …}, for
@@ -106,7 +109,7 @@ def message(model: Model, name: str, q: Product, rows: Rows, key: Any = None) ->
     zero = {block: BlockView(q.blocks[block]).shift for block in factor.blocks}
     symmetric = lambda block, slope: q.blocks[block]._symmetric(slope)
 
-    def gradient(rows: Rows, key: Any) -> PyTree:
+    def gradient(rows: Rows, key: Key | None) -> PyTree:
         total = lambda shift: jnp.sum(model.term(name, {b: BlockView(q.blocks[b], shift[b]) for b in zero}, rows, key))
         return {block: symmetric(block, slope) for block, slope in jax.grad(total)(zero).items()}
 
@@ -122,9 +125,9 @@ def message(model: Model, name: str, q: Product, rows: Rows, key: Any = None) ->
     return _weighted(messages, rows)
 
 
-def _output_message(model: Model, factor: LinearFactor, q: Product, rows: Rows, key: Any) -> PyTree:
+def _output_message(model: Model, factor: LinearFactor, q: Product, rows: Rows, key: Key | None) -> PyTree:
     """(ν, κ) of every row: E log p(y | f) is ν f − ½ f κ f plus a constant, to first order in q's displacement."""
-    views = model.seen(q)
+    views = model.views(q)
     data, observed = observed_data(factor, rows)
     mean, covariance = factor.outputs(views, data)
     others = factor.blocks[len(factor.predictors) :]

@@ -260,7 +260,7 @@ def hidden(model: Model, q: Any, y: Any) -> Hidden:
 @partial(jax.jit, static_argnames="name")
 def _hidden(model: Model, q: Any, data: dict[str, Any], name: str) -> Hidden:
     factor: Any = model.factors[name]
-    views = model.seen(q)
+    views = model.views(q)
     arrays, observed = model.observations(name, Rows(data))
     roles = zip(factor.chain_blocks, ("initial", "transitions"), strict=True)
     initial, transitions = (factor.constants[role] if block is None else q[block].mean for block, role in roles)

@@ -90,7 +90,7 @@ def responsibilities(model: Model, q: Any, y: Any) -> Float[Array, "N K"]:
         y: rows (N, D), those of the fit or new ones.
     """
     factor = model.factors["y"]
-    by_name = model.seen(q)
+    by_name = model.views(q)
     views = [by_name[name] for name in factor.blocks]
     rows = jnp.asarray(y, float)
     present = ~jnp.any(jnp.isnan(rows), axis=1, keepdims=True)

@@ -42,7 +42,7 @@ def sweeps(rule: Rule, objective: Any, batch: PyTree) -> bool:
                 "which: give a blr.Model, or a rule for all of θ at once, such as conjugate()."
             )
         return False
-    if objective.part:
+    if objective.is_conditional:
         return False
     selected = isinstance(batch, Rows) and not (batch.index is None and batch.weights is None)
     weighted = selected or isinstance(batch, Weighted)
@@ -51,7 +51,7 @@ def sweeps(rule: Rule, objective: Any, batch: PyTree) -> bool:
 
 def step_blocks(rule: Rule, model: Model, state: State, batch: PyTree, key: Key | None, request: Request) -> StepResult:
     """Move each group of blocks in turn, with the others where they are (section 5.2's coordinate-wise steps)."""
-    rows = model.taken(batch)
+    rows = model.batch_rows(batch)
     q = _batch_part(state.q, model, rows.index)
     sweep = Sweep("parallel") if rule.steps.sweep is None else rule.steps.sweep
     groups = sweep.groups(model.order)
@@ -103,7 +103,7 @@ def _step_group(
     request: Request,
 ) -> tuple[Product, Info]:
     """A group of blocks after its step, or after as many steps as the sweep allows it."""
-    conditional = model.given(names, q)
+    conditional = model.conditional_on(names, q)
     local = sweep.local is not None and all(name in model.local for name in names)
     settings = {"temperature": rule.steps.temperature, "units": rule.steps.units, "reverse": rule.steps.reverse}
     plain = rule.replace(steps=Steps(1.0 if local else rule.steps.rates, **settings), name=rule.name)
