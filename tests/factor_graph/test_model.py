@@ -479,7 +479,7 @@ def test_more_wrong_ways_in():
     for start, data, more, match in (
         (jnp.zeros(3), {"y": Y}, {}, "A model starts from its blocks"),
         (None, {"y": [1.0, 2.0]}, {}, "arrays by name"),
-        (None, {"y": Y}, {"microbatches": 2}, "leave microbatches= out"),
+        (None, {"y": Y}, {"microbatches": 2}, "remove microbatches="),
     ):
         with pytest.raises(ValueError, match=match):
             blr.fit(blr.vmp(), model, start, data, steps=1, **more)
