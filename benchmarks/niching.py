@@ -39,7 +39,7 @@ jax.config.update("jax_enable_x64", True)
 
 import bayesrule as blr  # noqa: E402  (after the precision is set)
 from bayesrule.fitting.loop import Carry, empty_trace, run_chunk  # noqa: E402  (the same)
-from bayesrule.fitting.minima import _POLISHING  # noqa: E402  (the same)
+from bayesrule.fitting.minima import _POLISH_STEPS  # noqa: E402  (the same)
 from bayesrule.models.landscapes import Landscape, landscapes  # noqa: E402  (the same)
 from bayesrule.objectives.objective import as_objective  # noqa: E402  (the same)
 
@@ -65,9 +65,9 @@ def polishing(polish: Any, objective: Any, starts: Any) -> Any:
     """How many looks `minima()` takes at most from each start: what its Newton steps were shortened by tells."""
 
     def one(start: Any) -> Any:
-        carry = Carry(polish.init(start, objective), jnp.zeros(0, int), empty_trace(_POLISHING, True))
+        carry = Carry(polish.init(start, objective), jnp.zeros(0, int), empty_trace(_POLISH_STEPS, True))
         how = {"batch_size": None, "diagnose": True}
-        trace = run_chunk(polish, objective, None, jax.random.key(0), 1e-15, 0, _POLISHING, carry, **how).trace
+        trace = run_chunk(polish, objective, None, jax.random.key(0), 1e-15, 0, _POLISH_STEPS, carry, **how).trace
         tried = jnp.where(trace["fraction"] > 0, 1 - jnp.log2(trace["fraction"]), 1 + polish.guard.halvings)
         return 2 + jnp.sum(jnp.where(jnp.isnan(trace["fraction"]), 0, tried))
 

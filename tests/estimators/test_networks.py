@@ -18,7 +18,7 @@ from bayesrule import metrics
 from bayesrule.estimators import BinaryMLPClassifier, MLPClassifier, MLPRegressor
 from bayesrule.estimators.named_recipes import GAUSSIAN, gaussian
 from bayesrule.fitting.loop import run_chunk
-from bayesrule.fitting.predict import _predicted
+from bayesrule.fitting.predict import _predict
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 3)) * [1.0, 10.0, 0.1] + [0.0, 5.0, 1.0]
@@ -85,10 +85,10 @@ def test_what_is_fitted(classifier, regressor):
 def test_a_second_fit_compiles_nothing(classifier):
     """Other rows, other seeds, another prior: the same programs."""
     classifier.predict_proba(X)
-    compiled = [run_chunk._cache_size(), _predicted._cache_size()]
+    compiled = [run_chunk._cache_size(), _predict._cache_size()]
     again = MLPClassifier((4,), max_iter=60, samples=8, prior_precision=2.0, random_state=1).fit(X[3:], CLASSES[3:])
     again.predict_proba(X[5:])
-    assert [run_chunk._cache_size(), _predicted._cache_size()] == compiled
+    assert [run_chunk._cache_size(), _predict._cache_size()] == compiled
 
 
 def test_pickled_cloned_and_in_pipelines(classifier):

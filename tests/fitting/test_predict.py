@@ -12,7 +12,7 @@ import pytest
 import scipy.special
 
 import bayesrule as blr
-from bayesrule.fitting.predict import _Plan, _predicted, predict
+from bayesrule.fitting.predict import _Plan, _predict, predict
 
 ROWS = jax.random.normal(jax.random.key(0), (23, 3))
 MEAN = {"b": jnp.array([0.3, -0.4]), "w": jnp.array([[0.5, -1.0], [0.2, 0.7], [-0.3, 0.1]])}
@@ -165,7 +165,7 @@ def test_memory_is_bounded():
 
     def temporary(rows, method, samples=4):
         plan = _Plan(wide, None, method, samples, None, False)
-        lowered = _predicted.lower(q, x[:rows], jax.random.key(0), None, plan)
+        lowered = _predict.lower(q, x[:rows], jax.random.key(0), None, plan)
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     theta = 8 * 108_000
@@ -305,7 +305,7 @@ KEY = {"key": jax.random.key(0)}
         (lambda: predict(blr.Bernoulli(MEAN), network, ROWS, method="linearized"), 'method="samples"'),
         (lambda: predict(Q, network, ROWS, method="linearized", link=jnp.exp), "no closed form"),
         (lambda: predict(Q, network, ROWS, method="linearized", link="softmax", variance=True), "no closed form"),
-        (lambda: predict(Q, network, ROWS, method="mean", points=blr.Delta()), "points say where"),
+        (lambda: predict(Q, network, ROWS, method="mean", points=blr.Delta()), "points= says where"),
         (lambda: predict(Q, network, ROWS, link="probit", **KEY), '"softmax", "sigmoid" or a function'),
         (lambda: predict(Q, scalar, ROWS, link="softmax", **KEY), 'link="sigmoid"'),
         (lambda: predict(Q, network, ROWS, samples=0, **KEY), "samples= is a whole number above 0"),
@@ -328,7 +328,7 @@ def test_errors_say_what_to_do(call, words):
 def test_a_wrong_shape_inside_apply_says_what_apply_saw():
     with pytest.raises(TypeError) as caught:
         predict(Q, network, ROWS[:, :2], method="mean")
-    assert "one example at a time: here x has the shapes [(2,)]" in caught.value.__notes__[0]
+    assert "one example at a time; its x had the shapes [(2,)]" in caught.value.__notes__[0]
 
 
 # Other people's networks: (params, apply for one example).

@@ -1,4 +1,9 @@
-"""The minima that a search has found, polished and without duplicates."""
+"""The distinct minima that a search has found, each polished by Newton's method.
+
+A search (`rule.multistart`) records where its components have converged, roughly. When the list of minima is asked for,
+Newton's method goes on from these positions and from the components that are still moving. Starts from which it reaches
+the same point count as one minimum.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +13,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, Float, PyTree
 
 from ..numerics.trees import ravel, unravel
 from ..objectives.base import AbstractObjective
@@ -17,11 +22,19 @@ from ..rule.rule import Rule
 from ..rule.state import State
 from .loop import run
 
-_POLISHING, _POLISHED = 30, 1e-4  # steps, and how long the last one may be, of the box
+_POLISH_STEPS = 30
+_MAX_LAST_STEP = 1e-4  # a point is a minimum if the next Newton step would be shorter than this share of the box
 
 
 class Minimum(NamedTuple):
-    """A minimum of ℓ̄: where, how low, the Hessian there, and the share of the starts that led to it."""
+    """A minimum of ℓ̄.
+
+    Attributes:
+        position: θ at the minimum.
+        value: ℓ̄ there.
+        hessian: its Hessian there, over θ as a vector.
+        weight: the share of the starts that led to it.
+    """
 
     position: PyTree
     value: float
@@ -30,27 +43,38 @@ class Minimum(NamedTuple):
 
 
 def minima(rule: Rule, objective: AbstractObjective, state: State, data: PyTree) -> list[Minimum]:
-    """Every minimum that the search has recorded or is on its way to, the lowest first."""
+    """Every minimum that the search has recorded or is about to reach, the lowest first.
+
+    Args:
+        rule: a rule with a search.
+        objective: what was minimised.
+        state: the state of the search.
+        data: all data.
+    """
     search: Any = rule.search
-    found, like = state.search, jax.tree.map(lambda x: x[0], state.q.each(lambda c: c.mean))
-    # Empty places are polished too, and left out after: one shape, one compilation.
-    starts = jnp.concatenate([found.position, ravel(state.q.each(lambda c: c.mean), 1)])
-    hits = np.concatenate([np.asarray(found.hits), np.asarray(found.masses)])
-    taken = np.concatenate([np.asarray(found.hits) > 0, np.ones(state.q.count, bool)])
-    span = found.high - found.low
-    polished = _polished(search.polish, objective, starts, like, data, span)
-    position, value, hessian, length, convex = map(np.asarray, polished)
-    place = (position - np.asarray(found.low)) / np.asarray(span)
-    true = taken & convex & (length < _POLISHED) & np.all((place >= 0) & (place <= 1), axis=1)
-    same = min(float(search.radius), 10 * np.finfo(place.dtype).eps ** 0.5)  # polished, they agree to rounding
-    kept: list[int] = []
-    for index in sorted(np.flatnonzero(true).tolist(), key=lambda i: (value[i], i)):
-        twins = [k for k in kept if np.max(np.abs(place[k] - place[index])) < same]
-        if twins:
-            hits[twins[0]] += hits[index]
+    record, means = state.search, state.q.each(lambda component: component.mean)
+    like = jax.tree.map(lambda x: x[0], means)
+    # The record has a fixed number of rows. Those not in use are polished too and dropped afterwards, so that there is
+    # one shape and one compilation.
+    starts = jnp.concatenate([record.position, ravel(means, 1)])
+    hits = np.concatenate([np.asarray(record.hits), np.asarray(record.masses)])
+    in_use = np.concatenate([np.asarray(record.hits) > 0, np.ones(state.q.count, bool)])
+    span = record.high - record.low
+    polished = _polish(search.polish, objective, starts, like, data, span)
+    position, value, hessian, step_length, convex = map(np.asarray, polished)
+    scaled = (position - np.asarray(record.low)) / np.asarray(span)
+    inside_box = np.all((scaled >= 0) & (scaled <= 1), axis=1)
+    is_minimum = in_use & convex & (step_length < _MAX_LAST_STEP) & inside_box
+    # Polished points that are one minimum agree to rounding.
+    same_within = min(float(search.radius), 10 * np.finfo(scaled.dtype).eps ** 0.5)
+    distinct: list[int] = []
+    for index in sorted(np.flatnonzero(is_minimum).tolist(), key=lambda i: (value[i], i)):
+        duplicates = [k for k in distinct if np.max(np.abs(scaled[k] - scaled[index])) < same_within]
+        if duplicates:
+            hits[duplicates[0]] += hits[index]
         else:
-            kept.append(index)
-    total = max(sum(hits[k] for k in kept), 1.0)
+            distinct.append(index)
+    total = max(sum(hits[k] for k in distinct), 1.0)
     return [
         Minimum(
             jax.tree.map(np.asarray, unravel(jnp.asarray(position[k]), like)),
@@ -58,27 +82,38 @@ def minima(rule: Rule, objective: AbstractObjective, state: State, data: PyTree)
             hessian[k],
             float(hits[k] / total),
         )
-        for k in kept
+        for k in distinct
     ]
 
 
 @jax.jit
-def _polished(polish: Any, objective: AbstractObjective, starts: Any, like: PyTree, data: PyTree, span: Any) -> tuple:
-    """Where Newton's method leads from these starts: position, value and Hessian, how long the next step would be, and
-    whether the Hessian is positive definite."""
-    key = jax.random.key(0)  # for a loss that is random itself
+def _polish(
+    polish: Rule,
+    objective: AbstractObjective,
+    starts: Float[Array, "S P"],
+    like: PyTree,
+    data: PyTree,
+    span: Float[Array, " P"],
+) -> tuple[Array, Array, Array, Array, Array]:
+    """Run Newton's method from every start.
 
-    def one(start: Any) -> tuple:
+    Returns:
+        For each start the position where it ended, ℓ̄ and its Hessian there, the length of the next Newton step as a
+        share of the box, and whether the Hessian is positive definite.
+    """
+    key = jax.random.key(0)  # for a loss that is itself random
+
+    def from_one(start: Float[Array, " P"]) -> tuple[Array, ...]:
         state = polish.init(unravel(start, like), objective)
-        state = run(polish, objective, state, data, key, _POLISHING, 1e-15)
+        state = run(polish, objective, state, data, key, _POLISH_STEPS, 1e-15)
 
-        def flat(t: Any) -> Any:
-            theta = unravel(t, like)
-            there = eqx.tree_at(lambda q: q.mean, state.q, theta)
-            return objective.data(theta, data, state.aux, key)[0] + objective.regularizer.at_mean(there)
+        def loss(vector: Float[Array, " P"]) -> Array:
+            theta = unravel(vector, like)
+            q = eqx.tree_at(lambda q: q.mean, state.q, theta)
+            return objective.data(theta, data, state.aux, key)[0] + objective.regularizer.at_mean(q)
 
         position = ravel(state.q.mean)
-        hessian = jax.hessian(flat)(position)
-        return position, flat(position), hessian, *newton_step(jax.grad(flat)(position), hessian, span)[1:]
+        hessian = jax.hessian(loss)(position)
+        return position, loss(position), hessian, *newton_step(jax.grad(loss)(position), hessian, span)[1:]
 
-    return jax.vmap(one)(starts)
+    return jax.vmap(from_one)(starts)
