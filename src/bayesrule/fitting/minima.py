@@ -94,7 +94,7 @@ def _polish(
     like: PyTree,
     data: PyTree,
     span: Float[Array, " P"],
-) -> tuple[Array, Array, Array, Array, Array]:
+) -> tuple[Array, ...]:
     """Run Newton's method from every start.
 
     Returns:

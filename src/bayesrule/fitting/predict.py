@@ -29,7 +29,7 @@ _METHODS = ("samples", "mean", "linearized")
 _MAX_CHUNK_ROWS = 1024
 _MAX_CHUNK_ENTRIES = 2**22
 _MAX_JACOBIAN_ENTRIES = 2**24
-Link: TypeAlias = str | Callable[[Array], Array] | None
+Link: TypeAlias = str | Callable[..., Any] | None
 
 
 def predict(
