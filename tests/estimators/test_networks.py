@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import bayesrule as blr
 from bayesrule import metrics
 from bayesrule.estimators import BinaryMLPClassifier, MLPClassifier, MLPRegressor
-from bayesrule.estimators.named_recipes import GAUSSIAN, gaussian
+from bayesrule.estimators.named_recipes import NETWORK, network_rule
 from bayesrule.fitting.loop import run_chunk
 from bayesrule.fitting.predict import _predict
 
@@ -120,11 +120,11 @@ def test_a_recipe_is_a_name_or_a_value():
     """The same rule by value takes the same steps, and another piece makes another algorithm."""
     settings = {"hidden_layer_sizes": (4,), "max_iter": 60, "samples": 8, "random_state": 0}
     named = MLPClassifier(recipe="vogn", **settings).fit(X, CLASSES)
-    rule = gaussian("vogn", 60, 0.03, 2.0)
+    rule = network_rule("vogn", 60, 0.03, 2.0)
     valued = MLPClassifier(recipe=rule, **settings).fit(X, CLASSES)
     np.testing.assert_array_equal(named.predict_proba(X), valued.predict_proba(X))
     other = MLPClassifier(recipe=rule.replace(points=blr.Delta()), **settings).fit(X, CLASSES)
-    assert (named.how_, other.how_) == ("samples", "linearized")
+    assert (named.prediction_method_, other.prediction_method_) == ("samples", "linearized")
     assert np.any(named.posterior_.mean["layer0"]["w"] != other.posterior_.mean["layer0"]["w"])
 
 
@@ -146,7 +146,7 @@ def test_streams():
     assert stream.t_ == 15 * 60
     assert stream.n_iter_ == len(stream.loss_curve_) == 30
     assert stream.score(X, CLASSES) > 0.75
-    with pytest.raises(ValueError, match="not those of the first call"):
+    with pytest.raises(ValueError, match="must be those of the first call"):
         stream.partial_fit(X, CLASSES, classes=["a", "b"])
     numbers = MLPRegressor((4,), recipe="adam", random_state=0).partial_fit(X, Y).partial_fit(X, Y)
     assert np.isfinite(numbers.predict(X)).all()
@@ -237,7 +237,7 @@ def test_better_probabilities_than_scikit_learn(name):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", GAUSSIAN)
+@pytest.mark.parametrize("name", NETWORK)
 def test_every_recipe_on_breast_cancer(name):
     found = compared(
         datasets.load_breast_cancer,

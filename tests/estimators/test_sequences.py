@@ -14,6 +14,7 @@ from statsmodels.tsa.statespace.kalman_smoother import KalmanSmoother
 
 import bayesrule as blr
 from bayesrule.estimators import CategoricalHMM, GaussianHMM, LinearGaussianStateSpace, PoissonHMM
+from bayesrule.fitting.loop import run_chunk
 
 RANDOM = np.random.default_rng(0)
 PATH = np.repeat([0, 1, 0, 1], 30)
@@ -133,10 +134,10 @@ def test_series_of_many_lengths(name, fitted):
 
 # That of a hidden Markov model is in tests/models/test_hmm.py.
 def test_steps_that_fill_buckets_change_nothing_and_spare_compiling(fitted, monkeypatch):
-    programs = blr.running.run_chunk._cache_size()
+    programs = run_chunk._cache_size()
     short = clone(fitted["space"]).fit(WAVES[:100])
-    assert blr.running.run_chunk._cache_size() == programs
-    monkeypatch.setattr("bayesrule.estimators.base_sequence.room", lambda rows: rows)
+    assert run_chunk._cache_size() == programs
+    monkeypatch.setattr("bayesrule.estimators.base_iterative.padded_rows", lambda rows: rows)
     bare = clone(fitted["space"]).fit(WAVES[:100])
     for one, other in zip(jax.tree.leaves(short.posterior_), jax.tree.leaves(bare.posterior_), strict=True):
         assert_allclose(one, other, rtol=1e-6, atol=1e-9)

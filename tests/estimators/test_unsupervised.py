@@ -23,6 +23,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import bayesrule as blr
 from bayesrule.estimators import PPCA, FactorAnalysis, GaussianMixture, LatentDirichletAllocation
+from bayesrule.fitting.loop import run_chunk
 
 ROWS = load_iris().data
 # As many steps as other tests take, and few by a loose tolerance: a program is compiled for so many at most.
@@ -124,9 +125,9 @@ def test_rows_that_fill_buckets_change_nothing_and_spare_compiling(name, monkeyp
     estimator, rows, others, module = SMALL[name]
     estimator = clone(estimator).set_params(random_state=0)
     first = clone(estimator).fit(rows)
-    programs = blr.running.run_chunk._cache_size()
+    programs = run_chunk._cache_size()
     clone(estimator).fit(others)
-    assert blr.running.run_chunk._cache_size() == programs
+    assert run_chunk._cache_size() == programs
     monkeypatch.setattr(f"bayesrule.estimators.{module}.room", lambda rows: rows)
     same(first, clone(estimator).fit(rows), rtol=1e-8, atol=1e-11)
 

@@ -1,4 +1,4 @@
-"""What every estimator shares: double precision inside, rows padded to buckets, seeds as keys, recipes by name."""
+"""The base of all estimators: how a class describes itself, double precision, keys from seeds, and rules by name."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ..fitting.fit import fit
 from ..fitting.progress import one_blas_thread
 from ..fitting.result import Result
+from ..numerics.random import Key
 from ..rule.rule import Rule
 
 P = ParamSpec("P")
@@ -77,32 +78,32 @@ class Estimator(BaseEstimator):
         return {name: value for name, value in state.items() if name != "_watcher"}
 
 
-def double(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
-    """A method in double precision, whatever the process has chosen for JAX: as scikit-learn's own estimators."""
+def double_precision(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Run a method in double precision, as scikit-learn's estimators do, whatever the process has set for JAX."""
 
     @wraps(method)
-    def precise(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def wrapped(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with jax.enable_x64(True), one_blas_thread():
             return method(self, *args, **kwargs)
 
-    return precise
+    return wrapped
 
 
-def kept(tree: PyTree) -> PyTree:
-    """With NumPy's arrays for JAX's, which would lose half of their digits where they are read in single precision."""
+def to_numpy(tree: PyTree) -> PyTree:
+    """Replace JAX's arrays by NumPy's: JAX would round them to single precision when they are used outside `fit`."""
     return jax.tree.map(np.asarray, tree)
 
 
-def key_of(random_state: Any) -> Any:
-    """A JAX key from scikit-learn's `random_state`: a seed, a NumPy generator or None."""
+def make_key(random_state: Any) -> Key:
+    """A JAX key from scikit-learn's `random_state`: a seed, a NumPy RandomState, or None for a random key."""
     if random_state is not None and not isinstance(random_state, np.random.RandomState):
-        random_state = int(random_state)  # the same seed is the same key, also as a NumPy integer
+        random_state = int(random_state)  # The same seed gives the same key, also as a NumPy integer.
     if isinstance(random_state, int):
         return jax.random.key(random_state % 2**32)
     return jax.random.key(int(check_random_state(random_state).randint(2**31 - 1)))
 
 
-def chosen(
+def choose_rule(
     recipe: Any,
     named: Mapping[str, Callable[[], Rule]],
     estimator: Any,
@@ -110,7 +111,15 @@ def chosen(
     parameter: str = "recipe",
     example: str = "blr.vogn(1e-2)",
 ) -> Rule:
-    """The rule that `recipe=` (or another parameter) stands for: a name, or a rule as it is."""
+    """The rule that a parameter of an estimator stands for.
+
+    Args:
+        recipe: the value of the parameter, a rule or one of the names.
+        named: functions that make the rules which have names.
+        estimator: whose parameter it is, named in the error.
+        parameter: the parameter's name, for the error.
+        example: a rule that suits the estimator, for the error.
+    """
     if isinstance(recipe, Rule):
         return recipe
     if isinstance(recipe, str) and recipe in named:

@@ -1,4 +1,4 @@
-"""Fits that take steps until they settle: the method by name, the best of several starts, and what ended them."""
+"""The base of estimators that iterate to convergence, such as EM: methods by name, several starts, warnings."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from ..fitting.fit import fit
 from ..fitting.result import Result
 from ..numerics.checks import positive_int
 from ..numerics.padding import bucket
+from ..numerics.random import Key
 from ..recipes import em, svi, vmp
 from ..rule.rule import Rule
-from .base import Estimator, chosen, kept, key_of
+from .base import Estimator, choose_rule, make_key, to_numpy
 
-Build = Callable[[str, Any], Model]
-"""A model with priors of this kind, "flat" or "default", from a start that the key draws."""
+BuildModel = Callable[[str, Key], Model]
+"""Makes a model from the kind of its priors, "flat" or "default", and a key that draws its start."""
 
 
 def padded_rows(rows: int) -> int:
-    """The bucket of so many rows, 160 at least: such fits are a moment's, and compiling takes longer."""
+    """Number of rows to pad to: the bucket of `rows`, at least 160, because for small data compilation dominates."""
     return bucket(rows, least=160)
 
 
 @dataclass(frozen=True)
-class Falling:
-    """The rate $(t + t_0)^{−κ}$ of step t; equal ones are the same rate to a compiled program."""
+class PowerDecay:
+    """The rate $(t + t_0)^{−κ}$ at step t. A dataclass, because equal rates must not make a program compile again."""
 
     offset: float
     decay: float
@@ -44,22 +45,26 @@ class Falling:
         return (count + self.offset) ** -self.decay
 
 
-class Found(NamedTuple):
-    """A fit, the model and the bound that it ended with."""
+class FittedModel(NamedTuple):
+    """A model, the result of fitting it, and the bound at the result (NaN where there is none)."""
 
     model: Model
     result: Result
     bound: float
 
 
-class Iterated(Estimator):
-    """Steps of `method` from each of `n_init` starts until one could gain less than `tol` nats for each row."""
+class IterativeEstimator(Estimator):
+    """Steps of `method`, from each of `n_init` starts, until a step could gain less than `tol` nats for each row."""
 
     _methods: ClassVar[Mapping[str, Callable[..., Rule]]] = MappingProxyType(
         {"em": partial(em, order="parallel"), "vmp": partial(vmp, order="parallel")}
     )
+    """The rules that `method=` names."""
     _advice: ClassVar[str] = "take fewer components, or method='vmp', whose priors keep every one in place"
-    _evident: ClassVar[bool] = False  # EM's log-likelihood is a score without a program of its own
+    """What to do if a fit ends early, for the warning."""
+    _computes_likelihood: ClassVar[bool] = False
+    """Whether the estimator computes EM's log-likelihood itself. Then the starts are compared by the bound of the last
+    step, which needs no further program."""
     method: Any
     max_iter: int
     tol: float
@@ -67,48 +72,65 @@ class Iterated(Estimator):
     random_state: Any
 
     def _rule(self) -> Rule:
-        return chosen(self.method, self._methods, self, parameter="method", example="blr.vmp(0.5)")
+        return choose_rule(self.method, self._methods, self, parameter="method", example="blr.vmp(0.5)")
 
-    def _settle(
-        self, build: Build, data: PyTree, rows: int, batch_size: int | None = None, rule: Rule | None = None
-    ) -> Found:
-        """The best of all starts; with a batch size, `max_iter` passes over the data."""
+    def _fit_starts(
+        self, build: BuildModel, data: PyTree, rows: int, batch_size: int | None = None, rule: Rule | None = None
+    ) -> FittedModel:
+        """Fit from every start, and return the fit with the highest bound.
+
+        Args:
+            build: makes the model for each start.
+            data: the data of the fits.
+            rows: the number of rows that are not padding.
+            batch_size: rows of a mini-batch, with which `max_iter` counts passes over the data; None for full batches.
+            rule: the algorithm, by default the one of `method`.
+        """
         check_positive_ints(self, "max_iter", "n_init")
         if not self.tol >= 0:
             raise ValueError(f"tol= is 0 or more nats for each row, got {self.tol!r}.")
-        rule, found = self._rule() if rule is None else rule, []
-        for key in jax.random.split(key_of(self.random_state), self.n_init):
-            start, order = jax.random.split(key)
-            model = build("flat" if rule.name == "em" else "default", start)
-            if batch_size is None:
-                how: dict[str, Any] = {"steps": self.max_iter, "tolerance": self.tol * rows}
-            else:
-                how = {"steps": self.max_iter * -(-rows // batch_size), "batch_size": batch_size}
-            result = self._run(rule, model, None, data, key=order, **how)
-            if rule.name == "em" and batch_size is None and self._evident:
-                bound = result.trace["bound"][-1]  # of the step before, enough to choose by
-            else:
-                bound = result.bound if batch_size is None else fit(svi(1.0), model, result.q, data, steps=0).bound
-            found.append(Found(model, result, float(np.nan if bound is None else bound)))
-        return max(found, key=lambda one: -np.inf if np.isnan(one.bound) else one.bound)
+        rule = self._rule() if rule is None else rule
+        is_em = rule.name == "em"
+        if batch_size is None:
+            options: dict[str, Any] = {"steps": self.max_iter, "tolerance": self.tol * rows}
+        else:
+            options = {"steps": self.max_iter * -(-rows // batch_size), "batch_size": batch_size}
+        fits = []
+        for key in jax.random.split(make_key(self.random_state), self.n_init):
+            start_key, batch_key = jax.random.split(key)
+            model = build("flat" if is_em else "default", start_key)
+            result = self._run(rule, model, None, data, key=batch_key, **options)
+            if is_em and batch_size is None and self._computes_likelihood:
+                bound = result.trace["bound"][-1]
+            elif batch_size is None:
+                bound = result.bound
+            else:  # Mini-batches only estimate the bound; a fit of no steps evaluates it on all rows.
+                bound = fit(svi(1.0), model, result.q, data, steps=0).bound
+            fits.append(FittedModel(model, result, float(np.nan if bound is None else bound)))
+        return max(fits, key=lambda fitted: -np.inf if np.isnan(fitted.bound) else fitted.bound)
 
-    def _keep(self, found: Found, q: Product | None = None) -> None:
-        """What every fit leaves behind; a posterior of what all rows share, not of each row's own."""
-        result, name = found.result, type(self).__name__
+    def _set_attributes(self, fitted: FittedModel, q: Product | None = None) -> None:
+        """Set `posterior_`, `bound_`, `n_iter_` and `converged_`, and warn if the fit did not converge.
+
+        `posterior_` has the blocks that all rows share (of `q`, by default of the result), not those of each row.
+        """
+        result, name = fitted.result, type(self).__name__
         blocks = (result.q if q is None else q).blocks
-        self.posterior_: Any = kept(Product({n: blocks[n] for n in blocks if n not in found.model.local}))
-        self.bound_ = found.bound
+        self.posterior_: Any = to_numpy(Product({n: blocks[n] for n in blocks if n not in fitted.model.local}))
+        self.bound_ = fitted.bound
         self.n_iter_ = result.steps
-        falling = "bound" not in result.trace or self.method == "svi"  # steps that shrink do not say when all is done
-        self.converged_ = result.reason == "converged" or (falling and result.reason == "steps")
-        if result.reason == "steps" and not self.converged_:
-            said = (
+        # Stochastic steps with decaying rates have no test of convergence: taking all of them is success.
+        stochastic = "bound" not in result.trace or self.method == "svi"
+        self.converged_ = result.reason == "converged" or (stochastic and result.reason == "steps")
+        if self.converged_:
+            return
+        message = f"{name} ended after {result.steps} iterations ({result.reason}): {self._advice}."
+        if result.reason == "steps":
+            message = (
                 f"{name} did not converge in {self.max_iter} iterations: raise max_iter, or tol if it is close enough."
             )
-            warnings.warn(said, ConvergenceWarning, stacklevel=4)  # at the call of `fit`, which runs in `double`
-        elif not self.converged_:
-            said = f"{name} ended after {result.steps} iterations ({result.reason}): {self._advice}."
-            warnings.warn(said, ConvergenceWarning, stacklevel=4)
+        # The warning points at the caller of `fit`, which runs inside `double_precision`.
+        warnings.warn(message, ConvergenceWarning, stacklevel=4)
 
 
 def check_positive_ints(estimator: Any, *names: str) -> None:

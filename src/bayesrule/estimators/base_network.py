@@ -1,4 +1,4 @@
-"""Training a network on batches: rows, epochs, the state to go on from, and predictions from the posterior."""
+"""The base of estimators over neural networks: training on batches, `partial_fit`, and predictive distributions."""
 
 from __future__ import annotations
 
@@ -15,21 +15,25 @@ import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from ..families.base import Family
 from ..fitting.predict import predict
 from ..fitting.result import Result
 from ..models.networks import Network
 from ..numerics.checks import is_positive_int, positive_int
 from ..numerics.padding import bucket, pad, power_of_two
+from ..numerics.random import Key
 from ..objectives.batches import Weighted
 from ..objectives.objective import Objective
 from ..points.relaxed import Sign
 from ..rule.rule import Rule
-from .base import Estimator, kept, key_of
-from .named_recipes import predicts
+from .base import Estimator, make_key, to_numpy
+from .named_recipes import prediction_method
+
+_DEFAULT_BATCH = 200
 
 
-class Trained(Estimator):
-    """A network that is trained on batches: rows, steps, the state, and predictions."""
+class NetworkEstimator(Estimator):
+    """A network that is trained on batches of standardised rows. Subclasses say which network, rule and objective."""
 
     _bound_is_evidence: ClassVar[bool] = False
     hidden_layer_sizes: Any
@@ -45,17 +49,38 @@ class Trained(Estimator):
 
     @abstractmethod
     def _network(self) -> Network:
-        """The network for the inputs and outputs of this fit."""
+        """The network. Called once the numbers of inputs and outputs are known; equal calls return the same object."""
 
     @abstractmethod
     def _rule(self, steps: int | None) -> Rule:
-        """The algorithm, for so many steps or (None) for a stream."""
+        """The algorithm. Called once before each fit.
+
+        Args:
+            steps: how many steps will be taken; None in `partial_fit`, where more may follow.
+        """
 
     @abstractmethod
     def _objective(self, network: Network, size: Any, rule: Rule) -> Objective:
-        """The loss over so many examples."""
+        """The loss and its regularizer.
 
-    def _sizes(self, inputs: int, outputs: int) -> tuple[int, ...]:
+        Args:
+            network: what `_network` returned.
+            size: the number of examples (the sum of their weights), in `partial_fit` of all calls so far.
+            rule: the algorithm, whose temperature the regularizer may depend on.
+        """
+
+    def _choose_prior(self, network: Network, start: Any, data: Weighted, options: dict[str, Any]) -> None:
+        """Choose hyper-parameters of the prior by a preliminary fit. Called before a fit from the start.
+
+        Args:
+            network: what `_network` returned.
+            start: the initial parameters of the network.
+            data: the padded rows.
+            options: arguments of the fit: "steps", "batch_size" and "key".
+        """
+
+    def _layer_sizes(self, inputs: int, outputs: int) -> tuple[int, ...]:
+        """The widths of all layers."""
         hidden = self.hidden_layer_sizes
         hidden = (hidden,) if isinstance(hidden, Integral) else tuple(hidden)
         if not all(map(is_positive_int, hidden)):
@@ -65,29 +90,34 @@ class Trained(Estimator):
             )
         return (inputs, *map(int, hidden), outputs)
 
-    def _train(self, X: np.ndarray, y: np.ndarray, counts: np.ndarray, *, go_on: bool) -> None:
-        """Train from the start for `max_iter` epochs, or (go_on) from the state for one."""
-        epochs = 1 if go_on else positive_int("max_iter", self.max_iter)
-        real = X.dtype
-        with jax.enable_x64(bool(real == np.float64)):
-            rows = _rows(len(X))
-            size = 200 if self.batch_size == "auto" else positive_int("batch_size", self.batch_size)
-            size = min(size, len(X))
-            batch, per_epoch = (None, 1) if size >= len(X) else (size, -(-rows // size))
-            steps = epochs * per_epoch
-            rule, network, total = self._rule(None if go_on else steps), self._network(), float(counts.sum())
-            scaled = ((X - self.x_mean_) / self.x_scale_).astype(real)
-            data = Weighted((pad(scaled, rows), pad(y, rows)), jnp.asarray(pad(counts.astype(real), rows)), total)
-            first, order = jax.random.split(key_of(self.random_state))
-            options = {"steps": steps, "batch_size": batch, "key": order}
-            state = getattr(self, "state_", None) if go_on else None
-            self.t_ = total + (self.t_ if state is not None else 0.0)
+    def _train(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray, *, incremental: bool) -> None:
+        """Train for `max_iter` epochs from the start, or (incremental) for one epoch from the current state."""
+        epochs = 1 if incremental else positive_int("max_iter", self.max_iter)
+        dtype = X.dtype
+        with jax.enable_x64(bool(dtype == np.float64)):
+            rows = _padded_rows(len(X))
+            batch_size = _DEFAULT_BATCH if self.batch_size == "auto" else positive_int("batch_size", self.batch_size)
+            batch_size = min(batch_size, len(X))
+            full_batch = batch_size >= len(X)
+            steps_per_epoch = 1 if full_batch else -(-rows // batch_size)
+            steps = epochs * steps_per_epoch
+            rule, network = self._rule(None if incremental else steps), self._network()
+            total_weight = float(weights.sum())
+            data = Weighted(
+                (pad(self._standardize(X, dtype), rows), pad(y, rows)),
+                jnp.asarray(pad(weights.astype(dtype), rows)),
+                total_weight,
+            )
+            start_key, batch_key = jax.random.split(make_key(self.random_state))
+            options = {"steps": steps, "batch_size": None if full_batch else batch_size, "key": batch_key}
+            state = getattr(self, "state_", None) if incremental else None
+            self.t_ = total_weight + (self.t_ if state is not None else 0.0)
             if state is None:
-                start: Any = _first(first, network)
-                self._choose(network, start, data, options)
+                start: Any = _init_params(start_key, network)
+                self._choose_prior(network, start, data, options)
             else:
-                start = Result(state, "steps", {}, order, True, None)
-            objective, self.prediction_method_ = self._objective(network, self.t_, rule), predicts(rule)
+                start = Result(state, "steps", {}, batch_key, True, None)
+            objective, self.prediction_method_ = self._objective(network, self.t_, rule), prediction_method(rule)
             result = self._run(rule, objective, start, data, **options)
             if result.reason not in ("steps", "converged", "interrupted"):
                 warnings.warn(
@@ -96,71 +126,77 @@ class Trained(Estimator):
                     ConvergenceWarning,
                     stacklevel=3,
                 )
-            values = np.asarray(result.trace["objective"], float) / self.t_
-            curve = values[: len(values) // per_epoch * per_epoch].reshape(-1, per_epoch).mean(axis=1)
-            before = getattr(self, "loss_curve_", np.zeros(0)) if state is not None else np.zeros(0)
-            self.loss_curve_ = np.concatenate([before, curve])
+            step_losses = np.asarray(result.trace["objective"], float) / self.t_
+            whole_epochs = len(step_losses) // steps_per_epoch
+            curve = step_losses[: whole_epochs * steps_per_epoch].reshape(-1, steps_per_epoch).mean(axis=1)
+            curve_before = getattr(self, "loss_curve_", np.zeros(0)) if state is not None else np.zeros(0)
+            self.loss_curve_ = np.concatenate([curve_before, curve])
             self.n_iter_ = (self.n_iter_ if state is not None else 0) + max(1, len(curve))
-            self.state_ = kept(result.state)
+            self.state_ = to_numpy(result.state)
             self.posterior_ = self.state_.q
 
-    def with_posterior(self, q: Any) -> Self:
-        """A copy that predicts from another posterior: how a fit that goes on would do now."""
+    def with_posterior(self, q: Family) -> Self:
+        """A copy that predicts from another posterior, such as that of a fit which is still running."""
         other = copy.copy(self)
-        other.posterior_ = kept(q)
+        other.posterior_ = to_numpy(q)
         return other
 
-    def _choose(self, network: Network, start: Any, data: Weighted, options: dict[str, Any]) -> None:
-        """What is chosen by a trial before the fit."""
+    def _standardize(self, X: np.ndarray, dtype: Any) -> np.ndarray:
+        return ((X - self.x_mean_) / self.x_scale_).astype(dtype)
 
-    def _outputs(self, X: Any, link: Any = None, variance: bool = False) -> Any:
-        """What the network says of new inputs, averaged over the posterior."""
+    def _validate_inputs(self, X: Any) -> tuple[np.ndarray, Any]:
+        """New rows, validated, and the dtype of the posterior, in which predictions are computed."""
         check_is_fitted(self)
+        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
+        return X, jax.tree.leaves(self.posterior_)[0].dtype
+
+    def _predict_outputs(self, X: Any, link: Any = None, variance: bool = False) -> Any:
+        """The outputs of the network (through `link`) for new rows, averaged over the posterior.
+
+        With `variance`, also the variance of the outputs under the posterior.
+        """
         positive_int("samples", self.samples)
-        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        real = jax.tree.leaves(self.posterior_)[0].dtype
-        with jax.enable_x64(bool(real == np.float64)):
-            x = pad(((X - self.x_mean_) / self.x_scale_).astype(real), _rows(len(X)))
-            key, how = jax.random.fold_in(key_of(self.random_state), 1), self.prediction_method_
-            options: dict[str, Any] = {"link": link, "variance": variance and how != "mean"}
-            options |= {"points": Sign()} if how == "signs" else {"method": how, "samples": self.samples}
-            found = predict(self.posterior_, self._network().apply, x, key=key, **options)
-            if variance and how == "mean":
-                found = found, jnp.zeros_like(found)
-            return jax.tree.map(lambda array: np.asarray(array)[: len(X)], found)
+        X, dtype = self._validate_inputs(X)
+        with jax.enable_x64(bool(dtype == np.float64)):
+            x = pad(self._standardize(X, dtype), _padded_rows(len(X)))
+            key, method = jax.random.fold_in(make_key(self.random_state), 1), self.prediction_method_
+            options: dict[str, Any] = {"link": link, "variance": variance and method != "mean"}
+            options |= {"points": Sign()} if method == "signs" else {"method": method, "samples": self.samples}
+            outputs = predict(self.posterior_, self._network().apply, x, key=key, **options)
+            if variance and method == "mean":
+                outputs = outputs, jnp.zeros_like(outputs)
+            return jax.tree.map(lambda array: np.asarray(array)[: len(X)], outputs)
 
-    def _drawn(self, X: Any, n_samples: int, random_state: Any) -> tuple[np.ndarray, Any]:
-        """The network's outputs for draws of its weights, (n_samples, n, K), and a key for what is drawn next."""
-        check_is_fitted(self)
+    def _sample_outputs(self, X: Any, n_samples: int, random_state: Any) -> tuple[np.ndarray, Key]:
+        """Outputs of the network for draws of its weights, (n_samples, n, K), and a key for further draws."""
         positive_int("n_samples", n_samples)
-        X = validate_data(self, X, dtype=[np.float64, np.float32], reset=False)
-        real = jax.tree.leaves(self.posterior_)[0].dtype
-        first, second = jax.random.split(key_of(self.random_state if random_state is None else random_state))
-        with jax.enable_x64(bool(real == np.float64)):
-            x = pad(((X - self.x_mean_) / self.x_scale_).astype(real), _rows(len(X)))
-            apply = self._network().apply
-            if self.prediction_method_ == "samples":
-                found = _each(self.posterior_, x, jax.random.split(first, n_samples), apply)
-            elif self.prediction_method_ in ("mean", "signs"):
-                how: dict[str, Any] = {"method": "mean"} if self.prediction_method_ == "mean" else {"points": Sign()}
-                found = np.stack(n_samples * [predict(self.posterior_, apply, x, **how)])
+        X, dtype = self._validate_inputs(X)
+        weight_key, next_key = jax.random.split(make_key(self.random_state if random_state is None else random_state))
+        with jax.enable_x64(bool(dtype == np.float64)):
+            x = pad(self._standardize(X, dtype), _padded_rows(len(X)))
+            apply, method = self._network().apply, self.prediction_method_
+            if method == "samples":
+                outputs = _apply_draws(self.posterior_, x, jax.random.split(weight_key, n_samples), apply)
+            elif method in ("mean", "signs"):
+                options: dict[str, Any] = {"method": "mean"} if method == "mean" else {"points": Sign()}
+                outputs = np.stack(n_samples * [predict(self.posterior_, apply, x, **options)])
             else:
-                mean, spread = predict(self.posterior_, apply, x, method="linearized", variance=True)
-                found = mean + jnp.sqrt(spread) * jax.random.normal(first, (n_samples, *mean.shape))
-            return np.asarray(found)[:, : len(X)], second
+                mean, variance = predict(self.posterior_, apply, x, method="linearized", variance=True)
+                outputs = mean + jnp.sqrt(variance) * jax.random.normal(weight_key, (n_samples, *mean.shape))
+            return np.asarray(outputs)[:, : len(X)], next_key
 
 
 @partial(jax.jit, static_argnames="network")
-def _first(key: Any, network: Network) -> Any:
+def _init_params(key: Key, network: Network) -> Any:
     return network.init(key)
 
 
 @partial(jax.jit, static_argnames="apply")
-def _each(q: Any, x: Any, keys: Any, apply: Any) -> Any:
-    """The outputs for a draw of the weights for each key."""
+def _apply_draws(q: Any, x: Any, keys: Any, apply: Any) -> Any:
+    """The outputs of the network for a draw of its weights with each key."""
     return jax.lax.map(lambda key: jax.vmap(partial(apply, q.sample(key)))(x), keys)
 
 
-def _rows(count: int) -> int:
-    """The rows that a program is compiled for: coarse where they are few, for compiling costs more than they do."""
-    return power_of_two(count, 64) if count <= 256 else bucket(count)
+def _padded_rows(rows: int) -> int:
+    """Number of rows to pad to: powers of two for few rows, because for small data compilation dominates."""
+    return power_of_two(rows, 64) if rows <= 256 else bucket(rows)

@@ -1,4 +1,4 @@
-"""Series in and out of sequence models: one or many, of any lengths, filled up with missing steps to buckets."""
+"""The base of sequence models: one series or many, of any lengths, padded with missing steps."""
 
 from __future__ import annotations
 
@@ -10,29 +10,35 @@ import numpy as np
 from sklearn.utils.validation import validate_data
 
 from ..numerics.checks import positive_int
-from .base_iterative import Iterated, padded_rows
+from . import base_iterative
 
 
 class Series(NamedTuple):
-    """Steps (N, T, D) of which each series has the first `lengths`, NaN beyond; `alone` if one was given by itself."""
+    """Series of different lengths in one array.
+
+    Args:
+        steps: (N, T, D); NaN where a value is missing and beyond the end of a series.
+        lengths: how many steps each series has.
+        is_single: whether the user passed one series and not a list, and gets one result and not a list.
+    """
 
     steps: np.ndarray
     lengths: np.ndarray
-    alone: bool
+    is_single: bool
 
     def each(self, function: Callable[[int, int], np.ndarray]) -> Any:
-        """What `function(which, length)` says of the series: of the one, or a list of all."""
-        found = [function(which, int(length)) for which, length in enumerate(self.lengths)]
-        return found[0] if self.alone else found
+        """`function(index, length)` for every series: a list, or one value for a single series."""
+        values = [function(index, int(length)) for index, length in enumerate(self.lengths)]
+        return values[0] if self.is_single else values
 
     def cut(self, arrays: Any) -> Any:
-        """Arrays (N, T, …) as the series that they are of."""
+        """Arrays (N, T, …) without the padding: a list of (length, …), or one for a single series."""
         arrays = np.asarray(arrays)
-        return self.each(lambda which, length: arrays[which, :length])
+        return self.each(lambda index, length: arrays[index, :length])
 
 
-class SequenceModel(Iterated):
-    """What models of sequences share: how series are read.
+class SequenceModel(base_iterative.IterativeEstimator):
+    """A model of sequences.
 
     `Y` is one series, (T, D) or (T,), many of one length, (N, T, D), or a list of series of any lengths; NaN is a
     missing value.
@@ -52,27 +58,30 @@ class SequenceModel(Iterated):
         """
 
     def _series(self, Y: Any, *, reset: bool = False, ahead: int = 0) -> Series:
-        """The series as steps, with room for at least `ahead` more."""
+        """Validate Y and pad it with missing steps, at least `ahead` of them; `reset` in `fit`."""
         several = isinstance(Y, list | tuple) and any(np.ndim(part) > 0 for part in Y)
         several = several or getattr(Y, "ndim", 0) == 3
         if several and len(Y) == 0:
             raise ValueError("Y is an empty list: give at least one series.")
         parts = []
         for part in Y if several else [Y]:
-            column: Any = np.asarray(part)[:, None] if np.ndim(part) == 1 and not hasattr(part, "toarray") else part
-            how: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
+            table: Any = np.asarray(part)[:, None] if np.ndim(part) == 1 and not hasattr(part, "toarray") else part
+            options: dict[str, Any] = {"dtype": np.float64, "ensure_all_finite": "allow-nan"}
             first = reset and not parts
-            parts.append(validate_data(self, column, reset=first, ensure_min_samples=2 if first else 1, **how))
+            parts.append(validate_data(self, table, reset=first, ensure_min_samples=2 if first else 1, **options))
         lengths = np.array([len(part) for part in parts])
-        steps = np.full((len(parts), padded_rows(int(lengths.max()) + ahead), parts[0].shape[1]), np.nan)
+        padded_length = base_iterative.padded_rows(int(lengths.max()) + ahead)
+        steps = np.full((len(parts), padded_length, parts[0].shape[1]), np.nan)
         for row, part in zip(steps, parts, strict=True):
             row[: len(part)] = part
-        if reset and np.isnan(steps).all((0, 1)).any():
-            empty = np.flatnonzero(np.isnan(steps).all((0, 1))).tolist()
-            raise ValueError(f"The columns {empty} have no values at all: leave them out.")
+        unobserved = np.isnan(steps).all((0, 1))
+        if reset and unobserved.any():
+            raise ValueError(
+                f"The columns {np.flatnonzero(unobserved).tolist()} have no values at all: leave them out."
+            )
         return Series(steps, lengths, not several)
 
 
-def horizon(steps: Any) -> int:
-    """How far to look ahead, or an error."""
+def check_horizon(steps: Any) -> int:
+    """The number of steps to forecast, or an error."""
     return positive_int("steps", steps, meaning="how far to look ahead")

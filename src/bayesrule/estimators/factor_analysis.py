@@ -1,4 +1,4 @@
-"""Factor analysis and probabilistic PCA as scikit-learn has them, with missing values in any place."""
+"""Factor analysis and probabilistic PCA, with any values missing."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from ..families.point_mass import Peak
 from ..models import factor_analysis_missing as factor_scores
 from ..models.factor_analysis import condensed, factor_analysis
 from ..numerics.padding import pad
+from ..numerics.random import Key
 from ..recipes import em, vmp
 from ..rule.rule import Rule
-from .base import double
-from .base_iterative import Iterated, check_positive_ints, padded_rows
+from .base import double_precision
+from .base_iterative import IterativeEstimator, check_positive_ints, padded_rows
 
 
-class _Factors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Iterated):
-    """What both share: all but how many noises there are."""
+class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeEstimator):
+    """Factor analysis and PPCA, which differ in their noise."""
 
     _noise: ClassVar[Literal["each", "one"]]
-    _evident: ClassVar[bool] = True
+    """Whether each column has its own noise, or all have one."""
+    _computes_likelihood: ClassVar[bool] = True
     _methods: ClassVar[Mapping[str, Callable[..., Rule]]] = MappingProxyType({"em": em, "vmp": vmp})
     _advice: ClassVar[str] = "take fewer components, or method='vmp', whose priors keep every noise above 0"
 
@@ -50,39 +52,42 @@ class _Factors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Iterated):
         tags.input_tags.allow_nan = True
         return tags
 
-    @double
+    @double_precision
     def fit(self, X: Any, y: Any = None) -> Self:
-        """Fit to rows X (N, D); NaN is missing."""
+        """Fit to rows X (N, D); NaN is a missing value."""
         X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2)
-        there = ~np.isnan(X)
-        if not there.any(0).all():
-            empty = np.flatnonzero(~there.any(0)).tolist()
+        observed = ~np.isnan(X)
+        if not observed.any(0).all():
+            empty = np.flatnonzero(~observed.any(0)).tolist()
             raise ValueError(f"The columns {empty} have no values at all: leave them out.")
-        center, spread = np.nanmean(X, axis=0), np.nanstd(X, axis=0)
-        # In units of their spread, which starts and priors are about; PPCA asks for one unit.
-        self.scale_ = np.where(spread > 0, spread, 1.0)
+        center, deviation = np.nanmean(X, axis=0), np.nanstd(X, axis=0)
+        # Starts and priors are meant for standardised columns. PPCA, with one noise, needs one scale for all columns.
+        self.scale_ = np.where(deviation > 0, deviation, 1.0)
         if self._noise == "one":
             self.scale_ = np.full_like(self.scale_, np.sqrt(np.mean(self.scale_**2)))
-        rows, holes = (X - center) / self.scale_, not there.all()
-        if holes:
+        rows, is_incomplete = (X - center) / self.scale_, not observed.all()
+        if is_incomplete:
             data: Any = {"y": pad(rows, padded_rows(len(X)), fill=np.nan)}
         else:
             data = condensed(rows, min(X.shape[1], padded_rows(len(X))))
-        size = self._size(X.shape[1])
-        found = self._settle(partial(_built, rows, size, self._noise, holes), data, len(X))
-        self._keep(found)
+        size = self._n_factors(X.shape[1])
+        build = partial(_build_model, rows, size, self._noise, is_incomplete)
+        self._set_attributes(self._fit_starts(build, data, len(X)))
         blocks = self.posterior_.blocks
         loadings = np.asarray(blocks["loadings"].mean).T * self.scale_
-        self.components_, self.mean_ = loadings[:size], center + loadings[size:].sum(0)  # the mean's, if there is one
+        # Of incomplete rows the mean is fitted too, as the loading of a constant factor after the others.
+        self.components_, self.mean_ = loadings[:size], center + loadings[size:].sum(0)
         noise = np.asarray(1 / blocks["noise"].mean) * self.scale_**2
         self.noise_variance_: Any = float(noise[0]) if self._noise == "one" else noise
         if isinstance(blocks["loadings"], Peak):
             self.bound_ = float(self._log_densities(X - self.mean_).sum())
         else:
-            self.bound_ -= float(there.sum(0) @ np.log(self.scale_))  # the density of X, whatever its units
+            # From the density of the standardised rows to that of X.
+            self.bound_ -= float(observed.sum(0) @ np.log(self.scale_))
         return self
 
-    def _size(self, features: int) -> int:
+    def _n_factors(self, features: int) -> int:
+        """The number of factors."""
         if self.n_components is None:
             return max(1, min(10, features // 2))
         check_positive_ints(self, "n_components")
@@ -92,75 +97,85 @@ class _Factors(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Iterated):
     def _n_features_out(self) -> int:
         return len(self.components_)
 
-    def _centred(self, X: Any) -> np.ndarray:
+    def _center(self, X: Any) -> np.ndarray:
+        """New rows, validated, minus the mean."""
         check_is_fitted(self)
         return validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", reset=False) - self.mean_
 
-    def _noises(self) -> np.ndarray:
+    def _column_noises(self) -> np.ndarray:
         return np.broadcast_to(np.asarray(self.noise_variance_, float), self.mean_.shape)
 
-    def _doubt(self) -> np.ndarray | None:
-        """What is not known of the loadings, in X's units; nothing where they are estimates."""
+    def _loadings_cov(self) -> np.ndarray | None:
+        """The posterior covariance of each column's loadings, (D, K, K), in the units of X; None for EM."""
         loadings = self.posterior_["loadings"]
         if isinstance(loadings, Peak):
             return None
         size = len(self.components_)
         return np.asarray(loadings.covariance())[:, :size, :size] * self.scale_[:, None, None] ** 2
 
-    @double
+    @double_precision
     def transform(self, X: Any) -> np.ndarray:
-        """The expected factors of each row, given the values that are there."""
-        return factor_scores.scores(self._centred(X), self.components_.T, self._noises(), self._doubt())
+        """The expected factors of each row, given its observed values."""
+        return factor_scores.scores(self._center(X), self.components_.T, self._column_noises(), self._loadings_cov())
 
     def inverse_transform(self, Z: Any) -> np.ndarray:
         """Rows from their factors."""
         check_is_fitted(self)
         return check_array(Z, dtype="float64") @ self.components_ + self.mean_
 
-    @double
+    @double_precision
     def fill(self, X: Any) -> np.ndarray:
-        """X with every missing value at its expectation, given the values of its row that are there."""
-        rows = self._centred(X)
-        return self.mean_ + factor_scores.filled(rows, self.components_.T, self._noises(), self._doubt())
+        """Replace every missing value by its expectation given the observed values of its row."""
+        rows = self._center(X)
+        return self.mean_ + factor_scores.filled(rows, self.components_.T, self._column_noises(), self._loadings_cov())
 
-    @double
+    @double_precision
     def score_samples(self, X: Any) -> np.ndarray:
-        """The log density of what is there of each row, with loadings and noise at their estimates."""
-        return self._log_densities(self._centred(X))
+        """The log density of the observed values of each row, with loadings and noise at their estimates."""
+        return self._log_densities(self._center(X))
 
     def _log_densities(self, rows: np.ndarray) -> np.ndarray:
-        return factor_scores.log_likelihoods(rows, self.components_.T, self._noises())
+        return factor_scores.log_likelihoods(rows, self.components_.T, self._column_noises())
 
     def score(self, X: Any, y: Any = None) -> float:
         """The mean log density of the rows."""
         return float(self.score_samples(X).mean())
 
     def get_covariance(self) -> np.ndarray:
-        """WWᵀ + the noise, at their estimates."""
+        """WWᵀ plus the noise variances, at their estimates."""
         check_is_fitted(self)
-        return self.components_.T @ self.components_ + np.diag(self._noises())
+        return self.components_.T @ self.components_ + np.diag(self._column_noises())
 
 
-class FactorAnalysis(_Factors):
-    r"""Factor analysis, $y = Wx + m + ε$ with $x ∼ N(0, I)$ and a noise $ε_d ∼ N(0, ψ_d)$ for every column.
+class FactorAnalysis(_FactorModel):
+    r"""Factor analysis: $y = Wx + m + ε$ with $x ∼ N(0, I)$ and a noise $ε_d ∼ N(0, ψ_d)$ for every column.
 
-    NaN is a missing value, in `fit` and everywhere else; `fill(X)` puts expectations in their place. Where values are
-    missing the mean m is estimated with the rest, else it is the columns' own. A fit of complete rows takes its steps
-    on their second moments, whatever N.
+    Any value may be missing (NaN), in all methods; `fill(X)` replaces missing values by their expectations. If values
+    are missing in `fit`, the mean m is estimated together with W; otherwise it is the mean of the columns, and steps
+    work on second moments, so that their cost does not depend on N.
 
     Parameters
     ----------
-    n_components : how many factors; None is half of the columns, 10 at most.
-    method : "em" (maximum likelihood) or "vmp" (a posterior; factors that are not needed fade); or a rule.
-    max_iter, tol : a fit ends when a step could gain less than `tol` nats for each row, or after `max_iter` steps.
-    random_state : draws the start of factors beyond the principal components.
+    n_components : int or None, default=None
+        The number of factors; None is half of the columns, at most 10.
+    method : {"em", "vmp"} or Rule, default="em"
+        Maximum likelihood by EM, or a posterior by variational message passing, under which factors that are not needed
+        shrink to 0.
+    max_iter : int, default=1000
+        The maximal number of steps.
+    tol : float, default=1e-6
+        A fit ends when a step could gain less than this many nats for each row.
+    random_state : int, RandomState or None, default=None
+        The seed of the start of factors beyond the principal components.
 
     Attributes
     ----------
-    components_ (K, D), mean_, noise_variance_ : estimates; under a posterior E W, E m and 1/E[1/ψ].
-    posterior_ : families over "loadings", "noise" (1/ψ) and, for "vmp", "scales", of X in units of `scale_` around its
-        columns' means; where values are missing, the last loading is the displacement of m. For EM, points.
-    bound_ : the evidence lower bound, every constant included; for EM the log-likelihood. n_iter_, converged_.
+    components_ (K, D), mean_, noise_variance_ : Wᵀ, m and ψ; with a posterior E W, E m and 1/E[1/ψ].
+    posterior_ : families over "loadings", "noise" (1/ψ) and, for "vmp", "scales", for X minus the means of its columns,
+        divided by `scale_`; if values were missing, the last loading is m. For EM, point masses.
+    scale_ : the standard deviations of the columns.
+    bound_ : the evidence lower bound with all constants; for EM the log-likelihood.
+    converged_, n_iter_ : whether the fit converged, and its number of steps.
 
     Examples
     --------
@@ -177,11 +192,20 @@ class FactorAnalysis(_Factors):
     _noise = "each"
 
 
-class PPCA(_Factors):
-    r"""Probabilistic PCA, $y = Wx + m + ε$ with $x ∼ N(0, I)$ and one noise for all columns, $ε ∼ N(0, σ^2I)$.
+class PPCA(_FactorModel):
+    r"""Probabilistic PCA: $y = Wx + m + ε$ with $x ∼ N(0, I)$ and one noise for all columns, $ε ∼ N(0, σ^2I)$.
 
-    Parameters and attributes are those of `FactorAnalysis`; `noise_variance_` is a number. With "em" W spans the
-    principal components and σ² is the mean of the variances that they leave (Tipping and Bishop, 1999).
+    With "em", W spans the principal components and σ² is the mean variance of the others (Tipping and Bishop, 1999).
+
+    Parameters
+    ----------
+    n_components, method, max_iter, tol, random_state
+        As for `FactorAnalysis`.
+
+    Attributes
+    ----------
+    components_, mean_, posterior_, scale_, bound_, converged_, n_iter_ : as for `FactorAnalysis`.
+    noise_variance_ : σ².
 
     Examples
     --------
@@ -197,5 +221,5 @@ class PPCA(_Factors):
     _noise = "one"
 
 
-def _built(rows: np.ndarray, size: int, noise: Any, mean: bool, priors: Any, key: Any) -> Model:
+def _build_model(rows: np.ndarray, size: int, noise: Any, mean: bool, priors: Any, key: Key) -> Model:
     return factor_analysis(rows, size, noise=noise, priors=priors, mean=mean, key=key)

@@ -1,4 +1,4 @@
-"""Gaussian processes with hyper-parameters by the evidence: regression in closed form, classes by sites or Laplace."""
+"""Gaussian processes with hyper-parameters chosen by the evidence: exact regression, approximate classification."""
 
 from __future__ import annotations
 
@@ -30,26 +30,28 @@ from ..points.quadrature import Quadrature, grid
 from ..recipes import conjugate, cvi
 from ..rule.rule import Rule
 from ..steps.guards import Backtracking
-from .base import Estimator, double, kept
-from .preprocessing import codes, counted, standard, weights
+from .base import Estimator, double_precision, to_numpy
+from .preprocessing import drop_unweighted, encode_classes, example_weights, mean_and_scale
 
-_WITHIN = 1e4  # how far a hyper-parameter may go from where it starts, as a factor
-_CHUNK = 1024  # rows of a prediction at a time
+_LARGEST_FACTOR = 1e4  # By which a hyper-parameter may differ from its start.
+_CHUNK_ROWS = 1024  # Rows that are predicted at a time.
+_INDUCING = 200  # Inducing inputs of n_inducing="auto", beyond `_dense_rows` rows.
 
 
-class _Process(Estimator):
-    """What both estimators share: inputs, kernels, inducing inputs and predictions of f."""
+class _GaussianProcess(Estimator):
+    """Regression and classification with Gaussian processes: inputs, kernels, inducing inputs, predictions of f."""
 
     kernel: Any
     n_inducing: Any
     optimizer: Any
-    dense_rows: ClassVar[int]
+    _dense_rows: ClassVar[int]
+    """With n_inducing="auto", the most rows for which the full process is used."""
     kernel_: Any
     posterior_: Any
     x_places_: np.ndarray
 
-    def _inputs(self, X: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, Kernel, np.ndarray | None]:
-        """The inputs as the kernel takes them, the kernel to start from, and the inducing inputs, if any."""
+    def _prepare_inputs(self, X: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, Kernel, np.ndarray | None]:
+        """The inputs in the kernel's units, the kernel to start from, and the inducing inputs (None for all inputs)."""
         if self.optimizer not in ("bound", None):
             raise ValueError(f'optimizer= is "bound" or None (the kernel stays as it is), got {self.optimizer!r}.')
         if self.kernel is not None and not isinstance(self.kernel, Kernel):
@@ -60,63 +62,81 @@ class _Process(Estimator):
         self.x_mean_, self.x_scale_ = np.zeros(X.shape[1]), np.ones(X.shape[1])
         kernel = self.kernel
         if kernel is None:
-            self.x_mean_, self.x_scale_ = standard(X, counts)
+            self.x_mean_, self.x_scale_ = mean_and_scale(X, weights)
             kernel = RBF(1.0, np.sqrt(X.shape[1]))
-        x = self._scaled(X)
-        few = self._few(len(x))
-        return x, kernel, None if few is None else np.asarray(sparse_gp.inducing_points(kernel, x, few))
+        x = self._scale_inputs(X)
+        count = self._inducing_count(len(x))
+        return x, kernel, None if count is None else np.asarray(sparse_gp.inducing_points(kernel, x, count))
 
-    def _scaled(self, X: np.ndarray) -> np.ndarray:
-        """In the kernel's units. One length scale sees distances alone, which columns of zeros leave as they are."""
+    def _scale_inputs(self, X: np.ndarray) -> np.ndarray:
+        """Inputs in the kernel's units.
+
+        The default kernel has one length scale and depends on distances only, which columns of zeros do not change.
+        They let inputs of different widths share compiled programs.
+        """
         x = (X - self.x_mean_) / self.x_scale_
         return pad(x, len(x), column_bucket(x.shape[1])) if self.kernel is None else x
 
-    def _few(self, rows: int) -> int | None:
-        """How many inducing inputs, None for the whole process."""
-        few = self.n_inducing
-        if few is None or (isinstance(few, str) and few == "auto"):
-            return None if few is None or rows <= self.dense_rows else 200
-        return min(positive_int("n_inducing", few, alternatives='"auto" or None (the full process)'), rows)
+    def _inducing_count(self, rows: int) -> int | None:
+        """How many inducing inputs to use; None for the full process."""
+        count = self.n_inducing
+        if count is None or (isinstance(count, str) and count == "auto"):
+            return None if count is None or rows <= self._dense_rows else _INDUCING
+        return min(positive_int("n_inducing", count, alternatives='"auto" or None (the full process)'), rows)
 
-    def _latent(self, X: np.ndarray, kernel: Kernel, block: Any, full: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        """The mean and the (co)variance of f at new inputs."""
-        places, new = self.x_places_, self._scaled(X)
-        rows, size = len(new), bucket(len(places))
-        # Filled up as in `fit`, with outputs that have no sites, so that nothing is compiled for this very number.
+    def _predict_latent(
+        self, X: np.ndarray, kernel: Kernel, block: Any, full: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The mean of f at new inputs and its variance, or (full) its covariance."""
+        places, new = self.x_places_, self._scale_inputs(X)
+        rows, padded_size = len(new), bucket(len(places))
+        # The training inputs are padded as in `fit`, with outputs that have no sites, so that one compiled program
+        # serves several numbers of them.
         if hasattr(block, "sites"):
-            block, places = resized(block, len(places), size), pad(places, size)
-        found = []
-        for begin in range(0, rows, rows if full else _CHUNK):
-            part = new[begin : begin + (rows if full else _CHUNK)]
-            mean, spread = gp.predict(block, kernel, places, pad(part, bucket(len(part))), full=full)
-            found.append([np.asarray(array)[tuple(slice(len(part)) for _ in array.shape)] for array in (mean, spread)])
-        mean, spread = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        return mean, spread if full else np.maximum(spread, 0.0)
+            block, places = _resize(block, len(places), padded_size), pad(places, padded_size)
+        chunk_rows = rows if full else _CHUNK_ROWS
+        means, variances = [], []
+        for begin in range(0, rows, chunk_rows):
+            chunk = new[begin : begin + chunk_rows]
+            mean, variance = gp.predict(block, kernel, places, pad(chunk, bucket(len(chunk))), full=full)
+            means.append(np.asarray(mean)[: len(chunk)])
+            variances.append(np.asarray(variance)[tuple(slice(len(chunk)) for _ in variance.shape)])
+        mean, variance = np.concatenate(means), np.concatenate(variances)
+        return mean, variance if full else np.maximum(variance, 0.0)
 
 
-class GaussianProcessRegressor(RegressorMixin, _Process):
-    r"""Regression with a Gaussian process, exact, its hyper-parameters chosen by the evidence.
+class GaussianProcessRegressor(RegressorMixin, _GaussianProcess):
+    r"""Exact regression with a Gaussian process, its hyper-parameters chosen by the evidence.
 
-    $f ∼ GP(0, k)$, $y_n ∼ N(f(x_n), σ^2)$, y standardised first (`normalize_y`).
+    $f ∼ GP(0, k)$ and $y_n ∼ N(f(x_n), σ^2)$. An example of weight c counts as c examples.
 
     Parameters
     ----------
-    kernel : None or a kernel of `bayesrule.models.kernels`, for y in standard units. None is `RBF()` with one length
-        scale on inputs that are standardised first; a kernel of one's own sees the inputs as they are.
-    noise : "auto" or σ², in y's own units squared.
-    optimizer : "bound" maximises the evidence over the kernel's numbers, None keeps them.
-    n_inducing : how many inducing inputs, None for the whole process; "auto" takes 200 beyond 1500 rows.
-    normalize_y : whether y is standardised.
-    random_state : for `sample_predictive`.
+    kernel : None or a kernel of `bayesrule.models.kernels`, default=None
+        k, for standardised y. None is `RBF()` with one length scale, on standardised inputs; any other kernel gets the
+        inputs as they are.
+    noise : float or "auto", default="auto"
+        σ² in the units of y², or "auto" to choose it by the evidence.
+    optimizer : "bound" or None, default="bound"
+        "bound" maximises the evidence over the hyper-parameters of the kernel; None leaves them as they are.
+    n_inducing : int, None or "auto", default="auto"
+        The number of inducing inputs; None for the full process; "auto" uses 200 beyond 1500 rows.
+    normalize_y : bool, default=True
+        Whether y is standardised.
+    random_state : int, RandomState or None, default=None
+        The seed of `sample_predictive`.
 
     Attributes
     ----------
-    kernel_, noise_ : what was found; posterior_ : the block of f at `x_places_`, in standard units (for kernel=None the
-    places have columns of zeros after their own).
-    log_evidence_ : the log evidence of y, in its own units (with inducing inputs its lower bound, also `bound_`).
+    kernel_, noise_ : the kernel and σ² that were chosen.
+    x_places_ : the inputs at which the posterior is represented, in the kernel's units: the training inputs or the
+        inducing ones. With `kernel=None` they have columns of zeros at the end.
+    posterior_ : the posterior of f at `x_places_`, for standardised y.
+    log_evidence_ : the log evidence of y in its own units; with inducing inputs a lower bound. Also `bound_`.
+    x_mean_, x_scale_, y_mean_, y_scale_ : what inputs and targets are standardised by.
 
-    A weight counts an example so many times.
-
+    Examples
+    --------
     >>> import numpy as np
     >>> x = np.linspace(0, 6, 30)[:, None]
     >>> process = GaussianProcessRegressor().fit(x, np.sin(x[:, 0]))
@@ -128,7 +148,7 @@ class GaussianProcessRegressor(RegressorMixin, _Process):
     model = "gp"
     tasks = ("regression",)
     title = "a Gaussian process"
-    dense_rows = 1500
+    _dense_rows = 1500
 
     def __init__(
         self,
@@ -143,86 +163,98 @@ class GaussianProcessRegressor(RegressorMixin, _Process):
         self.kernel, self.noise, self.optimizer = kernel, noise, optimizer
         self.n_inducing, self.normalize_y, self.random_state = n_inducing, normalize_y, random_state
 
-    @double
+    @double_precision
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Choose the hyper-parameters by the evidence, and the posterior at them."""
+        """Choose the hyper-parameters by the evidence, and compute the posterior at them."""
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-        counts, X, y = counted(weights(X, sample_weight), X, y)
-        x, kernel, places = self._inputs(X, counts)
+        weights, X, y = drop_unweighted(example_weights(X, sample_weight), X, y)
+        x, kernel, inducing = self._prepare_inputs(X, weights)
         self.y_mean_, self.y_scale_ = 0.0, 1.0
         if self.normalize_y:
-            self.y_mean_, self.y_scale_ = (float(value) for value in standard(y, counts))
+            self.y_mean_, self.y_scale_ = (float(value) for value in mean_and_scale(y, weights))
         noise: Any = self.noise
-        if not (isinstance(noise, str) and noise == "auto") and not (isinstance(noise, Real) and float(noise) > 0):
+        is_noise_free = isinstance(noise, str) and noise == "auto"
+        if not is_noise_free and not (isinstance(noise, Real) and float(noise) > 0):
             raise ValueError(f'noise= is "auto" or the variance of y about f, a number above 0, got {noise!r}.')
         rows = bucket(len(y))
-        x, y, filled = pad(x, rows), pad((y - self.y_mean_) / self.y_scale_, rows), pad(counts, rows)
-        known: dict[str, Any]
-        known, free = ({}, {"kernel": kernel}) if self.optimizer == "bound" else ({"kernel": kernel}, {})
+        x, y = pad(x, rows), pad((y - self.y_mean_) / self.y_scale_, rows)
+        padded_weights = pad(weights, rows)
+        hyper: dict[str, Any]
+        hyper, free = ({}, {"kernel": kernel}) if self.optimizer == "bound" else ({"kernel": kernel}, {})
         starts = [free]
-        if isinstance(noise, str):  # a process that follows the data, and one that smooths them
+        if is_noise_free:
+            # The evidence can have two maxima: a process that follows the data, and a smooth one with much noise.
             starts = [{**free, "noise": 0.05}, {**free, "noise": 0.5}]
         else:
-            known["noise"] = noise / self.y_scale_**2
-        if free or isinstance(noise, str):
-            score = lambda logs: _score(logs, known, places, x, y, filled)
-            tried = [maximize(score, start, within=_WITHIN, relative_gain=1e-10) for start in starts]
-            found = max(tried, key=lambda one: one.value)
-            known = {**known, **found.hyper}
-        if places is None:
-            model, data = _regression(known["kernel"], x, known["noise"]), {"y": y}
+            hyper["noise"] = noise / self.y_scale_**2
+        if free or is_noise_free:
+            evidence = lambda logs: _log_evidence(logs, hyper, inducing, x, y, padded_weights)
+            maxima = [maximize(evidence, start, within=_LARGEST_FACTOR, relative_gain=1e-10) for start in starts]
+            hyper = {**hyper, **max(maxima, key=lambda maximum: maximum.value).hyper}
+        if inducing is None:
+            model, data = _regression_model(hyper["kernel"], x, hyper["noise"]), {"y": y}
         else:
-            model, data = _sparse_regression(known["kernel"], places, known["noise"]), {"x": x, "y": y}
-        result = self._run(conjugate(), model, None, Weighted(data, jnp.asarray(filled)), steps=1)
-        block = kept(result.q["f"])
-        self.posterior_ = resized(block, rows, len(counts)) if places is None else block
-        self.x_places_ = x[: len(counts)] if places is None else places
-        self.kernel_, self.noise_ = kept(known["kernel"]), np.asarray(known["noise"]).item() * self.y_scale_**2
-        self.bound_ = self.log_evidence_ = _bound(result) - float(counts.sum() * np.log(self.y_scale_))
+            model, data = _sparse_regression_model(hyper["kernel"], inducing, hyper["noise"]), {"x": x, "y": y}
+        result = self._run(conjugate(), model, None, Weighted(data, jnp.asarray(padded_weights)), steps=1)
+        block = to_numpy(result.q["f"])
+        self.posterior_ = _resize(block, rows, len(weights)) if inducing is None else block
+        self.x_places_ = x[: len(weights)] if inducing is None else inducing
+        self.kernel_, self.noise_ = to_numpy(hyper["kernel"]), np.asarray(hyper["noise"]).item() * self.y_scale_**2
+        self.bound_ = self.log_evidence_ = _bound(result) - float(weights.sum() * np.log(self.y_scale_))
         return self
 
-    @double
+    @double_precision
     def predict(self, X: Any, return_std: bool = False, return_cov: bool = False) -> Any:
-        """The mean of y, and with `return_std` its standard deviation, or with `return_cov` the covariance.
+        """The mean of a new y; with `return_std` also its standard deviation, with `return_cov` the covariance.
 
-        Both have the noise of an observation in them.
+        Both include the noise of an observation.
         """
         if return_std and return_cov:
-            raise ValueError("Ask for return_std or for return_cov: the standard deviations are in the covariance.")
-        mean, spread = self._latent(self._validate(X), self.kernel_, self.posterior_, full=return_cov)
-        mean, spread = self.y_mean_ + self.y_scale_ * mean, self.y_scale_**2 * spread
+            raise ValueError("Give return_std or return_cov, not both: the covariance has the variances in it.")
+        mean, variance = self._predict_latent(self._validate(X), self.kernel_, self.posterior_, full=return_cov)
+        mean, variance = self.y_mean_ + self.y_scale_ * mean, self.y_scale_**2 * variance
         if return_cov:
-            return mean, spread + self.noise_ * np.eye(len(mean))
-        return (mean, np.sqrt(spread + self.noise_)) if return_std else mean
+            return mean, variance + self.noise_ * np.eye(len(mean))
+        return (mean, np.sqrt(variance + self.noise_)) if return_std else mean
 
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
-        """Draws of y at these inputs, jointly, (n_samples, n): f and the noise."""
+        """Joint draws of y at these inputs, with its noise, (n_samples, n)."""
         mean, covariance = self.predict(X, return_cov=True)
         random = check_random_state(self.random_state if random_state is None else random_state)
         return mean + random.standard_normal((n_samples, len(mean))) @ np.linalg.cholesky(covariance).T
 
 
-class GaussianProcessClassifier(ClassifierMixin, _Process):
-    r"""Classification with a Gaussian process: variational (sites by `cvi`) or Laplace's method, kernel by the bound.
+class GaussianProcessClassifier(ClassifierMixin, _GaussianProcess):
+    r"""Classification with a Gaussian process, by variational inference or Laplace's method.
 
-    $f ∼ GP(0, k)$, $p(y_n = 1 \mid f) = 1/(1 + e^{−f(x_n)})$; of more than two classes one against the rest for
-    each, the probabilities normalised.
+    $f ∼ GP(0, k)$ and $p(y_n = 1 \mid f) = 1/(1 + e^{−f(x_n)})$. For more than two classes there is a process for each
+    class against the others, and their probabilities are normalised.
 
     Parameters
     ----------
-    kernel : None or a kernel of `bayesrule.models.kernels`. None is `RBF()` with one length scale on inputs that are
-        standardised first; a kernel of one's own sees the inputs as they are.
-    method : "cvi", Gaussian variational inference, or "laplace".
-    optimizer : "bound" maximises the bound (Laplace's evidence) over the kernel's numbers, None keeps them.
-    n_inducing : how many inducing inputs, None for the whole process; "auto" takes 200 beyond 500 rows.
-    class_weight : None, "balanced" or a dict.
-    random_state : for `sample_predictive`.
+    kernel : None or a kernel of `bayesrule.models.kernels`, default=None
+        None is `RBF()` with one length scale, on standardised inputs; any other kernel gets the inputs as they are.
+    method : {"cvi", "laplace"}, default="cvi"
+        Gaussian variational inference by conjugate-computation steps, or Laplace's method.
+    optimizer : "bound" or None, default="bound"
+        "bound" maximises the bound on the log evidence (or Laplace's evidence) over the hyper-parameters of the kernel;
+        None leaves them as they are.
+    n_inducing : int, None or "auto", default="auto"
+        The number of inducing inputs; None for the full process; "auto" uses 200 beyond 500 rows.
+    class_weight : None, "balanced" or dict, default=None
+        Weights of the classes, as in scikit-learn.
+    random_state : int, RandomState or None, default=None
+        The seed of `sample_predictive`.
 
     Attributes
     ----------
-    posterior_, kernel_ : of two classes the block of f and its kernel, of more a list of each; bound_ : the (sum of
-    the) bounds on the log evidence.
+    classes_ : the classes, sorted.
+    posterior_, kernel_ : for two classes the posterior of f at `x_places_` and its kernel; for more a list of each.
+    x_places_ : as for `GaussianProcessRegressor`.
+    bound_ : the bound on the log evidence, or Laplace's evidence; for more than two classes their sum.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> x = np.linspace(-3, 3, 20)[:, None]
     >>> process = GaussianProcessClassifier().fit(x, np.where(np.abs(x[:, 0]) < 1, "in", "out"))
@@ -233,7 +265,7 @@ class GaussianProcessClassifier(ClassifierMixin, _Process):
     model = "gp"
     tasks = ("binary", "classes")
     title = "a Gaussian process"
-    dense_rows = 500
+    _dense_rows = 500
 
     def __init__(
         self,
@@ -248,143 +280,160 @@ class GaussianProcessClassifier(ClassifierMixin, _Process):
         self.kernel, self.method, self.optimizer = kernel, method, optimizer
         self.n_inducing, self.class_weight, self.random_state = n_inducing, class_weight, random_state
 
-    @double
+    @double_precision
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit a process for the second of two classes, or for each of more."""
         X, y = validate_data(self, X, y, dtype=np.float64)
         if self.method not in _POINTS:
             raise ValueError(f'method= is "cvi" or "laplace", got {self.method!r}.')
-        self.classes_, labels = codes(y)
-        counts = weights(X, sample_weight, self.class_weight, self.classes_, labels)
-        counts, X, labels = counted(counts, X, labels)
-        x, kernel, places = self._inputs(X, counts)
+        self.classes_, labels = encode_classes(y)
+        weights = example_weights(X, sample_weight, self.class_weight, self.classes_, labels)
+        weights, X, labels = drop_unweighted(weights, X, labels)
+        x, start_kernel, inducing = self._prepare_inputs(X, weights)
         rows, count = bucket(len(x)), len(x)
-        x, filled = pad(x, rows), pad(counts, rows)
+        x, padded_weights = pad(x, rows), pad(weights, rows)
         several = len(self.classes_) > 2
-        found = []
-        for chosen in range(len(self.classes_)) if several else [1]:
-            ones = pad((labels == chosen).astype(float), rows)
-            found.append(self._one(x, Weighted({"x": x, "y": ones}, jnp.asarray(filled)), kernel, places))
-        blocks = [resized(block, rows, count) if places is None else block for block, _, _ in found]
-        kernels = [kernel for _, kernel, _ in found]
+        blocks, kernels, bounds = [], [], []
+        for label in range(len(self.classes_)) if several else [1]:
+            is_label = pad((labels == label).astype(float), rows)
+            data = Weighted({"x": x, "y": is_label}, jnp.asarray(padded_weights))
+            block, kernel, bound = self._fit_one_against_rest(x, data, start_kernel, inducing)
+            blocks.append(_resize(block, rows, count) if inducing is None else block)
+            kernels.append(kernel)
+            bounds.append(bound)
         self.posterior_, self.kernel_ = (blocks, kernels) if several else (blocks[0], kernels[0])
-        self.x_places_ = x[:count] if places is None else places
-        self.bound_ = float(sum(bound for _, _, bound in found))
+        self.x_places_ = x[:count] if inducing is None else inducing
+        self.bound_ = float(sum(bounds))
         return self
 
-    def _one(self, x: np.ndarray, data: Weighted, kernel: Kernel, places: Any) -> tuple[Any, Kernel, float]:
-        """One class against the others: the block of f, its kernel and the bound."""
-        points, rule, start = _POINTS[self.method], _RULES[self.method], None
+    def _fit_one_against_rest(
+        self, x: np.ndarray, data: Weighted, kernel: Kernel, inducing: Any
+    ) -> tuple[Any, Kernel, float]:
+        """The posterior of f for one class against the others, its kernel and its bound."""
         if self.optimizer is not None:
-            # Of inducing inputs Laplace's method has no evidence of its own, and takes the variational bound's choice.
-            kernel = self._kernel(x, data, kernel, places, "cvi" if places is not None else self.method)
-        result = self._run(rule, _classes(x, places, kernel, points), start, data, steps=200, tolerance=1e-9)
-        return kept(result.q["f"]), kept(kernel), _bound(result)
+            # With inducing inputs Laplace's evidence is not available: the kernel is chosen by the variational bound.
+            kernel = self._choose_kernel(x, data, kernel, inducing, "cvi" if inducing is not None else self.method)
+        model = _class_model(x, inducing, kernel, _POINTS[self.method])
+        result = self._run(_RULES[self.method], model, None, data, steps=200, tolerance=1e-9)
+        return to_numpy(result.q["f"]), to_numpy(kernel), _bound(result)
 
-    def _kernel(self, x: np.ndarray, data: Weighted, kernel: Kernel, places: Any, method: str) -> Kernel:
-        """The kernel that the bound is highest at; every look at another one starts from the last one's posterior."""
+    def _choose_kernel(self, x: np.ndarray, data: Weighted, kernel: Kernel, inducing: Any, method: str) -> Kernel:
+        """The kernel that maximises the bound. Every evaluation starts from the posterior of the last one."""
         points, rule = _POINTS[method], _RULES[method]
-        q: Any = _classes(x, places, kernel, points).starting_point(None)
+        q: Any = _class_model(x, inducing, kernel, points).started(None)
 
-        def scored(logs: Any) -> tuple[Any, Any]:
+        def evaluate(logs: Any) -> tuple[Any, Any]:
             nonlocal q
-            new, value, slope = _class_score(logs, rule, q, x, places, data, points)
-            q = new if np.isfinite(value) else q
-            return value, slope
+            new_q, bound, gradient = _class_bound(logs, rule, q, x, inducing, data, points)
+            q = new_q if np.isfinite(bound) else q
+            return bound, gradient
 
-        return maximize(scored, kernel, within=_WITHIN, relative_gain=1e-8).hyper
+        return maximize(evaluate, kernel, within=_LARGEST_FACTOR, relative_gain=1e-8).hyper
 
-    @double
+    @double_precision
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Every class's probability, averaged over f by quadrature."""
+        """The probability of every class, averaged over f by quadrature."""
         X = self._validate(X)
         several = len(self.classes_) > 2
         pairs = zip(self.kernel_, self.posterior_, strict=True) if several else [(self.kernel_, self.posterior_)]
-        nodes, shares = (np.asarray(array) for array in grid(64, 1))
-        ones = []
+        nodes, node_weights = (np.asarray(array) for array in grid(64, 1))
+        against_rest = []
         for kernel, block in pairs:
-            mean, spread = self._latent(X, kernel, block)
-            f = mean[:, None] + np.sqrt(spread)[:, None] * nodes[:, 0]
-            ones.append(0.5 * (1 + np.tanh(0.5 * f)) @ shares)
-        found = np.stack(ones if several else [1 - ones[0], ones[0]], axis=1)
-        return found / found.sum(axis=1, keepdims=True)
+            mean, variance = self._predict_latent(X, kernel, block)
+            f = mean[:, None] + np.sqrt(variance)[:, None] * nodes[:, 0]
+            against_rest.append(0.5 * (1 + np.tanh(0.5 * f)) @ node_weights)
+        probabilities = np.stack(against_rest if several else [1 - against_rest[0], against_rest[0]], axis=1)
+        return probabilities / probabilities.sum(axis=1, keepdims=True)
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class."""
-        found = self.predict_proba(X)
-        return self.classes_[np.argmax(found, axis=1)]
+        probabilities = self.predict_proba(X)
+        return self.classes_[np.argmax(probabilities, axis=1)]
 
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
-        """Draws of the label of each row by itself, (n_samples, n)."""
-        found = np.tile(self.predict_proba(X), (n_samples, 1))
+        """Draws of the labels, (n_samples, n), independent for each row."""
+        probabilities = np.tile(self.predict_proba(X), (n_samples, 1))
         random = check_random_state(self.random_state if random_state is None else random_state)
-        return self.classes_[drawn(random, found).reshape(n_samples, -1)]
+        return self.classes_[drawn(random, probabilities).reshape(n_samples, -1)]
 
 
 def _bound(result: Result) -> float:
     return math.nan if result.bound is None else result.bound
 
 
-# Compiled once for every kind of kernel and number of rows.
+# These are compiled once for every kind of kernel and padded number of rows.
 
 
 @jax.jit
-def _score(logs: Any, known: Any, places: Any, x: Any, y: Any, counts: Any) -> tuple[Any, Any]:
-    """The log evidence (its bound, with inducing inputs) and its slope in the numbers' logarithms."""
+def _log_evidence(logs: Any, given: Any, inducing: Any, x: Any, y: Any, weights: Any) -> tuple[Any, Any]:
+    """The log evidence (with inducing inputs its bound), and its gradient in the logarithms of the hyper-parameters.
+
+    `given` are the hyper-parameters that are not optimised, on their own scale.
+    """
 
     def value(logs: Any) -> Any:
-        hyper = {**known, **jax.tree.map(jnp.exp, logs)}
-        if places is None:
-            return gp.log_evidence(hyper["kernel"], x, y, hyper["noise"], counts)
-        return sparse_gp.log_evidence(hyper["kernel"], places, x, y, hyper["noise"], counts)
+        hyper = {**given, **jax.tree.map(jnp.exp, logs)}
+        if inducing is None:
+            return gp.log_evidence(hyper["kernel"], x, y, hyper["noise"], weights)
+        return sparse_gp.log_evidence(hyper["kernel"], inducing, x, y, hyper["noise"], weights)
 
     return jax.value_and_grad(value)(logs)
 
 
-_regression = jax.jit(gp.regression)
+_regression_model = jax.jit(gp.regression)
 
 
 @jax.jit
-def _sparse_regression(kernel: Kernel, places: Any, noise: Any) -> Model:
-    return sparse_gp.sparse(kernel, places, factors.linear("y", {"f": None}, precision=1 / noise))
+def _sparse_regression_model(kernel: Kernel, inducing: Any, noise: Any) -> Model:
+    return sparse_gp.sparse(kernel, inducing, factors.linear("y", {"f": None}, precision=1 / noise))
 
 
 @partial(jax.jit, static_argnames="points")
-def _classes(x: Any, places: Any, kernel: Kernel, points: Any) -> Model:
+def _class_model(x: Any, inducing: Any, kernel: Kernel, points: Any) -> Model:
     likelihood = factors.bernoulli_logit("y", {"f": None}, points=points)
-    return gp.process(kernel, x, likelihood) if places is None else sparse_gp.sparse(kernel, places, likelihood)
+    return gp.process(kernel, x, likelihood) if inducing is None else sparse_gp.sparse(kernel, inducing, likelihood)
 
 
 @partial(jax.jit, static_argnames="points")
-def _class_score(
-    logs: Any, rule: Rule, q: Any, x: Any, places: Any, data: Weighted, points: Any
+def _class_bound(
+    logs: Any, rule: Rule, q: Any, x: Any, inducing: Any, data: Weighted, points: Any
 ) -> tuple[Any, Any, Any]:
-    """The posterior at a kernel, its bound (Laplace's evidence), and the slope in the numbers' logarithms."""
-    built = lambda logs: _classes(x, places, jax.tree.map(jnp.exp, logs), points)
-    over = lambda model, q: type(q)({"f": q["f"].with_base_of(model.blocks["f"])})
-    here = built(logs)
-    q = run(rule, here, rule.init(over(here, q), here), data, jax.random.key(0), 100, 1e-10).q
+    """The posterior at a kernel, the bound (or Laplace's evidence) and its gradient.
+
+    Args:
+        logs: the kernel, with the logarithms of its hyper-parameters.
+        rule: the algorithm of the posterior.
+        q: where it starts.
+        x: the inputs.
+        inducing: the inducing inputs, or None.
+        data: the padded rows.
+        points: where the likelihood is evaluated; `Delta()` for Laplace's method.
+    """
+    build_model = lambda logs: _class_model(x, inducing, jax.tree.map(jnp.exp, logs), points)
+    with_prior_of = lambda model, q: type(q)({"f": q["f"].with_base_of(model.blocks["f"])})
+    model = build_model(logs)
+    q = run(rule, model, rule.init(with_prior_of(model, q), model), data, jax.random.key(0), 100, 1e-10).q
 
     def value(logs: Any) -> Any:
         if points.delta:
             kernel, y = jax.tree.map(jnp.exp, logs), data.examples["y"]
-            return gp.laplace_evidence(kernel, x, here.factors["y"], y, q["f"].mean, data.weights)  # pyright: ignore[reportArgumentType]  # a factor of outputs
-        # The posterior is where the bound is highest, so how it moves with the numbers does not matter.
-        model = built(logs)
-        return model.bound(over(model, jax.lax.stop_gradient(q)), data)
+            return gp.laplace_evidence(kernel, x, model.factors["y"], y, q["f"].mean, data.weights)  # pyright: ignore[reportArgumentType]  # A factor of outputs.
+        # q maximises the bound, so that by the envelope theorem its own dependence on the kernel does not contribute.
+        moved_model = build_model(logs)
+        return moved_model.bound(with_prior_of(moved_model, jax.lax.stop_gradient(q)), data)
 
     return q, *jax.value_and_grad(value)(logs)
 
 
 _POINTS = {"cvi": Quadrature(20), "laplace": Delta()}
-# A whole step of variational inference may overshoot, where the kernel is nearly a step; Newton's has no such trouble.
+# A full step of variational inference may overshoot if the kernel is nearly a step function; Newton's steps do not.
 _RULES = {"cvi": cvi(1.0).replace(guard=Backtracking(monotone=True)), "laplace": cvi(1.0)}
 
 
-def resized(block: Any, size: int, rows: int) -> Any:
-    """A process of `size` outputs cut to its first ones, or filled up with outputs that have no sites."""
+def _resize(block: Any, size: int, rows: int) -> Any:
+    """A process of `size` outputs cut to its first `rows` outputs, or padded to `rows` with outputs without sites."""
 
-    def leaf(array: np.ndarray) -> np.ndarray:
+    def resize_leaf(array: np.ndarray) -> np.ndarray:
         for axis, length in enumerate(array.shape):
             if length == size and rows < size:
                 array = np.take(array, range(rows), axis)
@@ -393,4 +442,4 @@ def resized(block: Any, size: int, rows: int) -> Any:
                 array = np.pad(array, width)
         return array
 
-    return jax.tree.map(leaf, block)
+    return jax.tree.map(resize_leaf, block)

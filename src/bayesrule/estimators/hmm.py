@@ -1,4 +1,4 @@
-"""Hidden Markov models as estimators: Gaussian, Poisson and categorical emissions, by EM or with a posterior."""
+"""Hidden Markov models with Gaussian, Poisson or categorical emissions, by EM or with a posterior."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ from ..models import hmm
 from ..models.component_predictive import drawn, gaussians, predictive
 from ..models.starts.clusters import with_shifted_mean
 from ..numerics.checks import positive_int
-from .base import double
-from .base_iterative import Found, check_positive_ints
-from .base_sequence import SequenceModel, Series, horizon
+from ..numerics.random import Key
+from .base import double_precision
+from .base_iterative import FittedModel, check_positive_ints
+from .base_sequence import SequenceModel, Series, check_horizon
 
 
 class _HMM(SequenceModel):
-    """What they share: all but the emissions.
+    """A hidden Markov model; subclasses add the emissions.
 
-    What is known of the states has the chain at its means, and each step's density under the posterior of the
-    emissions, ∫ f(y | θ_k) q(θ_k) dθ_k; for EM that is f at the estimates.
+    States are inferred with the initial and transition probabilities at their posterior means, and with the predictive
+    density of each step, ∫ p(y | θ_k) q(θ_k) dθ_k; for EM that is the density at the estimates.
     """
 
-    _scalar: ClassVar[bool] = False
+    _is_scalar: ClassVar[bool] = False
+    """Whether an observation is one number and not a row of them."""
     _advice: ClassVar[str] = "take fewer states, or method='vmp', whose priors keep every one in place"
 
     def __init__(
@@ -48,93 +50,103 @@ class _HMM(SequenceModel):
         self.random_state = random_state
 
     @abstractmethod
-    def _learn(self, steps: np.ndarray, count: int) -> tuple[Found, Product]:
-        """The fit to these steps, of which there are so many, and its q."""
+    def _fit_steps(self, steps: np.ndarray, count: int) -> tuple[FittedModel, Product]:
+        """Fit the model. Called by `fit`.
+
+        Args:
+            steps: the padded series, (N, T, D) or (N, T), NaN where missing.
+            count: the number of steps that are not padding.
+
+        Returns:
+            The fit, and its posterior in the units of Y.
+        """
 
     @abstractmethod
-    def _estimates(self) -> None:
-        """The emissions' own attributes."""
+    def _set_emissions(self) -> None:
+        """Set the fitted attributes of the emissions from `posterior_`. Called at the end of `fit`."""
 
-    @double
+    @double_precision
     def fit(self, Y: Any, y: Any = None) -> Self:
-        """Fit to one series or many; NaN is missing."""
+        """Fit to one series or many; NaN is a missing value."""
         series = self._series(Y, reset=True)
         check_positive_ints(self, "n_components")
-        self._keep(*self._learn(self._observed(series), int(series.lengths.sum())))
+        self._set_attributes(*self._fit_steps(self._observed(series), int(series.lengths.sum())))
         self.startprob_ = np.asarray(self.posterior_["initial"].mean)
         self.transmat_ = np.asarray(self.posterior_["transitions"].mean)
-        self._estimates()
+        self._set_emissions()
         return self
 
     def _observed(self, series: Series) -> np.ndarray:
-        """Steps as the emissions take them: rows (N, T, D), or numbers (N, T)."""
-        if not self._scalar:
+        """The steps as the emissions take them: rows (N, T, D), or numbers (N, T)."""
+        if not self._is_scalar:
             return series.steps
         if series.steps.shape[2] != 1:
-            raise ValueError(f"{type(self).__name__} takes one category a step, got {series.steps.shape[2]} columns.")
+            columns = series.steps.shape[2]
+            raise ValueError(f"{type(self).__name__} takes one category for each step, got {columns} columns.")
         return series.steps[..., 0]
 
-    def _hidden(self, Y: Any, ahead: int = 0) -> tuple[Series, hmm.Hidden]:
-        """The chain at its means, and every step's predictive log density under every state, 0 where missing."""
+    def _chain(self, Y: Any, ahead: int = 0) -> tuple[Series, hmm.Hidden]:
+        """The chain at its posterior means, and the predictive log density of each step in each state, 0 if missing."""
         check_is_fitted(self)
         series = self._series(Y, ahead=ahead)
         steps = self._observed(series)
-        flat = predictive(self.posterior_["states"]).log_prob(steps.reshape(-1, *steps.shape[2:]))
-        found: Any = (self.startprob_, self.transmat_, flat.reshape(*steps.shape[:2], -1))
-        return series, hmm.Hidden(*found)
+        log_densities = predictive(self.posterior_["states"]).log_prob(steps.reshape(-1, *steps.shape[2:]))
+        chain: Any = (self.startprob_, self.transmat_, log_densities.reshape(*steps.shape[:2], -1))
+        return series, hmm.Hidden(*chain)
 
-    @double
+    @double_precision
     def score(self, Y: Any, y: Any = None) -> float:
         """The log-likelihood of the series."""
-        return float(np.sum(hmm.log_likelihood(*self._hidden(Y)[1])))
+        return float(np.sum(hmm.log_likelihood(*self._chain(Y)[1])))
 
-    @double
+    @double_precision
     def filter(self, Y: Any) -> Any:
-        """Each state's probability at each step, given the steps up to it: (T, K), or a list of these."""
-        series, hidden = self._hidden(Y)
-        return series.cut(hmm.filter(*hidden))
+        """The probability of each state at each step, given the steps up to it: (T, K), or a list of these."""
+        series, chain = self._chain(Y)
+        return series.cut(hmm.filter(*chain))
 
-    @double
+    @double_precision
     def smooth(self, Y: Any) -> Any:
-        """Each state's probability at each step, given all steps: (T, K), or a list of these."""
-        series, hidden = self._hidden(Y)
-        return series.cut(hmm.smooth(*hidden))
+        """The probability of each state at each step, given all steps: (T, K), or a list of these."""
+        series, chain = self._chain(Y)
+        return series.cut(hmm.smooth(*chain))
 
     @abstractmethod
     def _emission_moments(self) -> tuple[np.ndarray, np.ndarray]:
         """The mean and the variance of an observation in each state, at the estimates: (K, D) each."""
 
-    @double
+    @double_precision
     def smooth_observations(self, Y: Any) -> tuple[Any, Any]:
         means, variances = self._emission_moments()
-        series, hidden = self._hidden(Y)
-        chances = np.asarray(hmm.smooth(*hidden))
-        mean = series.cut(chances @ means)
-        return mean, series.cut(np.sqrt(chances @ (variances + means**2) - (chances @ means) ** 2))
+        series, chain = self._chain(Y)
+        probabilities = np.asarray(hmm.smooth(*chain))
+        mean = probabilities @ means
+        return series.cut(mean), series.cut(np.sqrt(probabilities @ (variances + means**2) - mean**2))
 
-    @double
+    @double_precision
     def decode(self, Y: Any) -> Any:
-        """The most probable path of states (Viterbi's): (T,), or a list of these."""
-        series, hidden = self._hidden(Y)
-        return series.cut(hmm.viterbi(*hidden, series.lengths)[0])
+        """The most probable path of states, by Viterbi's algorithm: (T,), or a list of these."""
+        series, chain = self._chain(Y)
+        return series.cut(hmm.viterbi(*chain, series.lengths)[0])
 
-    @double
+    @double_precision
     def predict(self, Y: Any, steps: int = 1, *, return_std: bool = False) -> Any:
-        """The mean of the next steps, (steps, D), or a list of these; with `return_std` their deviations too."""
-        series, hidden = self._hidden(Y, horizon(steps))
-        chances = np.asarray(hmm.filter(*hidden))  # past its end a series is missing: what is left is a forecast
-        emitted = predictive(self.posterior_["states"])
-        ahead = lambda which, length: chances[which, length : length + steps]
-        mean = series.each(lambda *at: ahead(*at) @ emitted.mean)
+        """The mean of the next steps, (steps, D), or a list of these; with `return_std` also their deviations."""
+        series, chain = self._chain(Y, check_horizon(steps))
+        # The padding beyond the end of a series is missing steps, for which the filter gives forecasts.
+        probabilities = np.asarray(hmm.filter(*chain))
+        emissions = predictive(self.posterior_["states"])
+        ahead = lambda index, length: probabilities[index, length : length + steps]
+        mean = series.each(lambda *at: ahead(*at) @ emissions.mean)
         if not return_std:
             return mean
-        second = emitted.variance + emitted.mean**2
-        spread = lambda *at: ahead(*at) @ second - (ahead(*at) @ emitted.mean) ** 2
-        return mean, series.each(lambda *at: np.sqrt(np.maximum(spread(*at), 0.0)))
+        second_moment = emissions.variance + emissions.mean**2
+        variance = lambda *at: ahead(*at) @ second_moment - (ahead(*at) @ emissions.mean) ** 2
+        return mean, series.each(lambda *at: np.sqrt(np.maximum(variance(*at), 0.0)))
 
-    @double
+    @double_precision
     def sample(self, n_samples: int = 1) -> tuple[np.ndarray, np.ndarray]:
-        """A series of so many steps drawn from the model, and its states."""
+        """Draw a series of so many steps from the model; returns it and its states."""
         check_is_fitted(self)
         positive_int("n_samples", n_samples)
         random = check_random_state(self.random_state)
@@ -149,26 +161,35 @@ class _HMM(SequenceModel):
 class GaussianHMM(_HMM):
     r"""A hidden Markov model with Gaussian emissions: $z_{t+1} ∼ A_{z_t}$ and $y_t \mid z_t = k ∼ N(m_k, Λ_k^{-1})$.
 
-    `Y` is one series, (T, D) or (T,), many of one length, (N, T, D), or a list of series. NaN is a missing value: of a
-    whole step, with "diag" of any entry.
+    `Y` is one series, (T, D) or (T,), many of one length, (N, T, D), or a list of series. NaN is a missing value: of
+    a full step, or with "diag" of any entry.
 
     Parameters
     ----------
-    n_components : how many states.
-    covariance_type : "full" or "diag".
-    method : "em" (Baum and Welch's algorithm) or "vmp" (a posterior); or a rule.
-    max_iter, tol : a fit ends when a step could gain less than `tol` nats for each step of Y, or after `max_iter`.
-    n_init : starts (k-means clusterings), of which the best is kept.
-    reg_covar : keeps EM's variances from 0: T/K times it is added to each state's sum of squares.
-    random_state : a seed, a NumPy RandomState or None.
+    n_components : int, default=2
+        The number of states.
+    covariance_type : {"full", "diag"}, default="full"
+        The covariances of the emissions.
+    method : {"em", "vmp"} or Rule, default="em"
+        Maximum likelihood by EM (the Baum–Welch algorithm), or a posterior by variational message passing.
+    max_iter : int, default=200
+        The maximal number of steps of the algorithm.
+    tol : float, default=1e-5
+        A fit ends when a step could gain less than this many nats for each step of Y.
+    n_init : int, default=1
+        The number of starts (k-means clusterings), of which the best is taken.
+    reg_covar : float, default=1e-6
+        Keeps EM's variances above 0: T/K times it is added to each state's sum of squares.
+    random_state : int, RandomState or None, default=None
+        The seed.
 
     Attributes
     ----------
-    startprob_ (K,), transmat_ (K, K), means_, covariances_, precisions_ : estimates; under a posterior means, (E Λ)⁻¹
-        and E Λ.
-    posterior_ : families over "initial", "transitions" and "states"; for EM, points.
-    bound_ : the evidence lower bound, every constant included; for EM the log-likelihood with its penalty. n_iter_,
-        converged_.
+    startprob_ (K,), transmat_ (K, K) : initial and transition probabilities; with a posterior their means.
+    means_, covariances_, precisions_ : estimates; with a posterior E m, (E Λ)⁻¹ and E Λ.
+    posterior_ : families over "initial", "transitions" and "states"; for EM, point masses.
+    bound_ : the evidence lower bound with all constants; for EM the log-likelihood with its penalty.
+    converged_, n_iter_ : whether the fit converged, and its number of steps.
 
     Examples
     --------
@@ -201,24 +222,29 @@ class GaussianHMM(_HMM):
         self.covariance_type = covariance_type
         self.reg_covar = reg_covar
 
-    def _learn(self, steps: np.ndarray, count: int) -> tuple[Found, Product]:
-        there = ~np.isnan(steps)
-        if self.covariance_type == "full" and np.any(there.any(-1) & ~there.all(-1)):
-            raise ValueError('Y has steps that are missing in part, for which take covariance_type="diag".')
+    def _fit_steps(self, steps: np.ndarray, count: int) -> tuple[FittedModel, Product]:
+        observed = ~np.isnan(steps)
+        if self.covariance_type == "full" and np.any(observed.any(-1) & ~observed.all(-1)):
+            raise ValueError(
+                "Y has steps of which only some entries are missing, and full covariances need complete steps: use "
+                'covariance_type="diag".'
+            )
         if not self.reg_covar >= 0:
             raise ValueError(f"reg_covar= is a variance, 0 or more, got {self.reg_covar!r}.")
-        center = np.nanmean(steps, axis=(0, 1))  # messages are products of entries: centred, they lose no digits
-        how: dict[str, Any] = {"covariance": self.covariance_type}
+        center = np.nanmean(
+            steps, axis=(0, 1)
+        )  # Messages are products of entries: of centred steps they lose no digits.
+        options: dict[str, Any] = {"covariance": self.covariance_type}
 
-        def built(priors: Any, key: Any) -> Model:
+        def build(priors: Any, key: Key) -> Model:
             floor = self.reg_covar * count / self.n_components if priors == "flat" else 0.0
-            return hmm.gaussian_hmm(steps - center, self.n_components, priors=priors, floor=floor, key=key, **how)
+            return hmm.gaussian_hmm(steps - center, self.n_components, priors=priors, floor=floor, key=key, **options)
 
-        found = self._settle(built, {"y": steps - center}, count)
-        q = found.result.q
-        return found, Product({**q.blocks, "states": with_shifted_mean(q["states"], center)})
+        fitted = self._fit_starts(build, {"y": steps - center}, count)
+        q = fitted.result.q
+        return fitted, Product({**q.blocks, "states": with_shifted_mean(q["states"], center)})
 
-    def _estimates(self) -> None:
+    def _set_emissions(self) -> None:
         self.means_, self.precisions_ = gaussians(self.posterior_["states"])
         full = self.precisions_.ndim == 3
         self.covariances_ = np.linalg.inv(self.precisions_) if full else 1 / self.precisions_
@@ -231,8 +257,15 @@ class GaussianHMM(_HMM):
 class PoissonHMM(_HMM):
     r"""A hidden Markov model of counts: $z_{t+1} ∼ A_{z_t}$ and $y_{td} \mid z_t = k ∼ \mathrm{Poisson}(r_{kd})$.
 
-    Series, parameters and attributes are those of `GaussianHMM`, but for the emissions': `rates_` (K, D) are the
-    estimates or posterior means of r, and any entry may be missing.
+    Parameters
+    ----------
+    n_components, method, max_iter, tol, n_init, random_state
+        As for `GaussianHMM`. Any entry of Y may be missing.
+
+    Attributes
+    ----------
+    startprob_, transmat_, posterior_, bound_, converged_, n_iter_ : as for `GaussianHMM`.
+    rates_ (K, D) : estimates of r; with a posterior their means.
 
     Examples
     --------
@@ -249,12 +282,12 @@ class PoissonHMM(_HMM):
         tags.input_tags.positive_only = True
         return tags
 
-    def _learn(self, steps: np.ndarray, count: int) -> tuple[Found, Product]:
-        built = lambda priors, key: hmm.poisson_hmm(steps, self.n_components, priors=priors, key=key)
-        found = self._settle(built, {"y": steps}, count)
-        return found, found.result.q
+    def _fit_steps(self, steps: np.ndarray, count: int) -> tuple[FittedModel, Product]:
+        build = lambda priors, key: hmm.poisson_hmm(steps, self.n_components, priors=priors, key=key)
+        fitted = self._fit_starts(build, {"y": steps}, count)
+        return fitted, fitted.result.q
 
-    def _estimates(self) -> None:
+    def _set_emissions(self) -> None:
         self.rates_ = np.asarray(self.posterior_["states"].mean)
 
     def _emission_moments(self) -> tuple[np.ndarray, np.ndarray]:
@@ -264,9 +297,19 @@ class PoissonHMM(_HMM):
 class CategoricalHMM(_HMM):
     r"""A hidden Markov model of categories 0, …, V − 1: $z_{t+1} ∼ A_{z_t}$ and $p(y_t = v \mid z_t = k) = B_{kv}$.
 
-    A series is (T,) or (T, 1); parameters and attributes are those of `GaussianHMM`, but for the emissions':
-    `n_categories` is V, by default what is seen, `emissionprob_` (K, V) the estimate or posterior mean of B, and
-    `predict` gives the probabilities of the categories.
+    A series is (T,) or (T, 1). `predict` gives the probabilities of the categories.
+
+    Parameters
+    ----------
+    n_categories : int or None, default=None
+        V; None is the largest category in Y plus 1.
+    n_components, method, max_iter, tol, n_init, random_state
+        As for `GaussianHMM`.
+
+    Attributes
+    ----------
+    startprob_, transmat_, posterior_, bound_, converged_, n_iter_ : as for `GaussianHMM`.
+    emissionprob_ (K, V) : estimates of B; with a posterior their means.
 
     Examples
     --------
@@ -277,7 +320,7 @@ class CategoricalHMM(_HMM):
     """
 
     title = "a hidden Markov model of categories"
-    _scalar: ClassVar[bool] = True
+    _is_scalar: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -303,19 +346,22 @@ class CategoricalHMM(_HMM):
 
     def _observed(self, series: Series) -> np.ndarray:
         steps = super()._observed(series)
-        seen = steps[~np.isnan(steps)]
-        most = len(self.emissionprob_[0]) if hasattr(self, "emissionprob_") else np.inf
-        if np.any(seen < 0) or np.any(seen != np.round(seen)) or np.any(seen >= most):
-            raise ValueError(f"Categories are whole numbers from 0 to {most - 1:g}, NaN where missing: Y has others.")
+        values = steps[~np.isnan(steps)]
+        categories = len(self.emissionprob_[0]) if hasattr(self, "emissionprob_") else np.inf
+        if np.any(values < 0) or np.any(values != np.round(values)) or np.any(values >= categories):
+            raise ValueError(
+                f"Categories are whole numbers from 0 to {categories - 1:g}, NaN where missing, and Y has others: "
+                "encode its categories as such numbers."
+            )
         return steps
 
-    def _learn(self, steps: np.ndarray, count: int) -> tuple[Found, Product]:
-        how: dict[str, Any] = {"categories": self.n_categories}
-        built = lambda priors, key: hmm.categorical_hmm(steps, self.n_components, priors=priors, key=key, **how)
-        found = self._settle(built, {"y": steps}, count)
-        return found, found.result.q
+    def _fit_steps(self, steps: np.ndarray, count: int) -> tuple[FittedModel, Product]:
+        options: dict[str, Any] = {"categories": self.n_categories}
+        build = lambda priors, key: hmm.categorical_hmm(steps, self.n_components, priors=priors, key=key, **options)
+        fitted = self._fit_starts(build, {"y": steps}, count)
+        return fitted, fitted.result.q
 
-    def _estimates(self) -> None:
+    def _set_emissions(self) -> None:
         self.emissionprob_ = np.asarray(self.posterior_["states"].mean)
 
     def _emission_moments(self) -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import validate_data
 
+from ..families.base import Family
 from ..families.gaussian.full import Gaussian
 from ..fitting.empirical_bayes import Evidence, matched
 from ..fitting.result import Result
@@ -22,19 +23,20 @@ from ..objectives.objective import Objective
 from ..objectives.regularizers import as_regularizer
 from ..recipes import laplace
 from ..rule.rule import Rule
-from .base import Estimator, Explain, double, kept, key_of
-from .named_recipes import NARROW, linear_rule
-from .preprocessing import codes, weights
+from .base import Estimator, Explain, double_precision, make_key, to_numpy
+from .named_recipes import CONCENTRATED, linear_rule
+from .preprocessing import encode_classes, example_weights
 from .ridge import RidgeRegression
 
-_ROUGH = 1e-2  # nats, where Laplace's method only leads the way
-_SOME = 20_000  # rows that go ahead where there are many more
+_ROUGH_TOLERANCE = 1e-2  # Nats, for fits by Laplace's method that only provide the start of another fit.
+_SUBSET_ROWS = 20_000  # Of very many rows, a subset of this size determines the prior's precision.
 
 
-class _Linear(Estimator):
-    """What logistic and Poisson regression share: a Gaussian posterior, its prior's strength by the bound."""
+class _LinearModel(Estimator):
+    """Logistic and Poisson regression: a posterior over the weights, and the prior's precision by the evidence."""
 
     _kind: ClassVar[str]
+    """The likelihood: "logistic", "softmax" or "poisson", as in `models.regression`."""
     posterior_: Any
     n_features_in_: int
 
@@ -63,34 +65,38 @@ class _Linear(Estimator):
     def _steps(self, rows: int) -> int:
         return self.max_iter if self.batch_size is None else self.max_iter * -(-rows // self.batch_size)
 
-    def _learn(self, X: np.ndarray, y: np.ndarray, counts: np.ndarray, start: Any) -> Self:
-        """From the start, with the prior's strength found on the way or given."""
+    def _fit_from(self, start: Any, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
+        """Fit the posterior from these parameters, with the given precision of the prior or the one of the evidence."""
         outputs = start["w"].shape[1] if start["w"].ndim == 2 else None
         rule, features = self._rule(outputs, X), X.shape[1]
-        # Empty columns change nothing (their weights stay at the prior), and save compiling for every width.
-        wide = column_bucket(features) if isinstance(self.recipe, str) else features
-        start = {**start, "w": pad(start["w"], wide)}
-        objective = regression.regression(self._kind, counts.sum(), intercept=self.fit_intercept)
+        # Columns of zeros change nothing, because their weights stay at the prior, and let data of about the same width
+        # share compiled programs.
+        padded_features = column_bucket(features) if isinstance(self.recipe, str) else features
+        start = {**start, "w": pad(start["w"], padded_features)}
+        objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
         prior = regression.strength if self.fit_intercept else regression.strength_alone
-        data = _data(X, y, counts, wide)
-        full = rule.family.kind is Gaussian
+        data = _pad_data(X, y, weights, padded_features)
+        is_full_gaussian = rule.family.kind is Gaussian
         precision, result = self._given_precision(), None
         if precision is None:
-            found, done = self._strength(rule, objective, prior, start, data, X, y, counts)
-            precision, result = float(found.hyper["w"]), found.result if done else None
-            start = found.result.q if full else start
-        here = dataclasses.replace(objective, regularizer=as_regularizer(prior({"w": precision}), None))
-        if result is None and self._given_precision() is not None and full and not rule.points.delta:
-            # Averages over q are slow far from their end: Laplace's method leads.
-            start = self._run(laplace(), here, start, data, steps=50, tolerance=_ROUGH).q
+            evidence, is_final = self._maximize_evidence(rule, objective, prior, start, data, X, y, weights)
+            precision = float(evidence.hyper["w"])
+            result = evidence.result if is_final else None
+            start = evidence.result.q if is_full_gaussian else start
+            regularized = _with_prior(objective, prior({"w": precision}))
+        else:
+            regularized = _with_prior(objective, prior({"w": precision}))
+            if is_full_gaussian and not rule.points.delta:
+                # Steps that average over q are slow far from the optimum, so that Laplace's method provides the start.
+                start = self._run(laplace(), regularized, start, data, steps=50, tolerance=_ROUGH_TOLERANCE).q
         if result is None:
-            result = self._taken(rule, here, start, data, len(X))
+            result = self._fit_posterior(rule, regularized, start, data, len(X))
         self.prior_precision_ = precision
-        self._keep(result, features)
+        self._set_attributes(result, features)
         self.bound_ = None if result.bound is None else float(result.bound)
         return self
 
-    def _strength(
+    def _maximize_evidence(
         self,
         rule: Rule,
         objective: Objective,
@@ -99,32 +105,39 @@ class _Linear(Estimator):
         data: Weighted,
         X: np.ndarray,
         y: np.ndarray,
-        counts: np.ndarray,
+        weights: np.ndarray,
     ) -> tuple[Evidence, bool]:
-        """α by the evidence, and whether the fit at it is the rule's own, so that nothing is left to do.
+        """Choose the prior's precision α by the evidence.
 
-        With several outputs a step is dear, with samples there is no bound, and of very many rows a few settle it: then
-        α is that of Laplace's evidence.
+        The evidence is that of the rule's own posterior if its bound is exact and its steps are cheap. With several
+        outputs (expensive steps), random points or mini-batches (no exact bound), or very many rows (of which a subset
+        is enough), α is chosen by the evidence of Laplace's method, and the rule is run afterwards.
+
+        Returns:
+            α with the fit at it, and whether that fit is the final one.
         """
-        some = _some(len(X))
-        many = len(X) > max(NARROW * X.shape[1], 10 * _SOME) and bool(counts[some].sum() > 0)
-        own = rule.family.kind is Gaussian and not rule.points.random and self.batch_size is None and not many
-        own = own and (rule.points.delta or start["w"].ndim == 1)
-        hyper: Any = {"w": 1.0, "unit": _unit(X[some], counts[some])}
+        subset = _subset(len(X))
+        is_huge = len(X) > max(CONCENTRATED * X.shape[1], 10 * _SUBSET_ROWS) and bool(weights[subset].sum() > 0)
+        is_exact = rule.family.kind is Gaussian and not rule.points.random and self.batch_size is None and not is_huge
+        use_rule = is_exact and (rule.points.delta or start["w"].ndim == 1)
+        hyper: Any = {"w": 1.0, "unit": _weight_unit(X[subset], weights[subset])}
         options: Any = {"run": self._run, "belief": regression.wide, "held": ("unit",)}
-        last: Any = {"steps": self.max_iter, "tolerance": self.tol}
-        if own and rule.points.delta:
-            return matched(rule, objective, prior, hyper, start, data, **options, **last), True
-        seen = data
-        if many:
-            each = counts[some] * (counts.sum() / counts[some].sum())
-            seen = _data(X[some], y[some], each, start["w"].shape[0])
-        led = matched(laplace(), objective, prior, hyper, start, seen, tolerance=_ROUGH, **options)
-        if not own:
-            return led, False
-        return matched(rule, objective, prior, led.hyper, led.result.q, data, **options, **last), True
+        final: Any = {"steps": self.max_iter, "tolerance": self.tol}
+        if use_rule and rule.points.delta:
+            return matched(rule, objective, prior, hyper, start, data, **options, **final), True
+        laplace_data = data
+        if is_huge:
+            subset_weights = weights[subset] * (weights.sum() / weights[subset].sum())
+            laplace_data = _pad_data(X[subset], y[subset], subset_weights, start["w"].shape[0])
+        evidence = matched(
+            laplace(), objective, prior, hyper, start, laplace_data, tolerance=_ROUGH_TOLERANCE, **options
+        )
+        if not use_rule:
+            return evidence, False
+        return matched(rule, objective, prior, evidence.hyper, evidence.result.q, data, **options, **final), True
 
     def _given_precision(self) -> float | None:
+        """`prior_precision` as a number; None for "auto"."""
         if isinstance(self.prior_precision, str) and self.prior_precision == "auto":
             return None
         precision = float(self.prior_precision)
@@ -132,8 +145,8 @@ class _Linear(Estimator):
             raise ValueError(f'prior_precision is "auto" or a number that is not negative, got {precision}.')
         return precision
 
-    def _taken(self, rule: Rule, objective: Objective, start: Any, data: Weighted, rows: int) -> Result:
-        """The fit itself, in mini-batches if there is a batch size below the number of rows."""
+    def _fit_posterior(self, rule: Rule, objective: Objective, start: Any, data: Weighted, rows: int) -> Result:
+        """Run the rule, on mini-batches if `batch_size` is below the number of rows."""
         if self.batch_size is None or self.batch_size >= rows:
             deterministic = not rule.points.random
             return self._run(
@@ -143,78 +156,117 @@ class _Linear(Estimator):
                 data,
                 steps=self.max_iter,
                 tolerance=self.tol if deterministic else None,
-                key=key_of(self.random_state),
+                key=make_key(self.random_state),
             )
+        # Mini-batches need no padding.
         data = jax.tree.map(lambda x: x[:rows], dataclasses.replace(data, count=None))
         data = dataclasses.replace(data, count=data.weights.sum())
-        key, batch = key_of(self.random_state), self.batch_size
+        key, batch = make_key(self.random_state), self.batch_size
         return self._run(rule, objective, start, data, steps=self._steps(rows), batch_size=batch, key=key)
 
-    def _keep(self, result: Result, features: int) -> None:
+    def _set_attributes(self, result: Result, features: int) -> None:
         if result.reason in ("not finite", "left the domain"):
             raise ValueError(
                 f"The fit ended early ({result.reason}): are the features on very different scales? Put a "
                 "StandardScaler before the model."
             )
-        self.posterior_ = kept(regression.narrowed(result.q, features))
+        self.posterior_ = to_numpy(regression.narrowed(result.q, features))
         self.n_iter_ = result.steps
         self.coef_ = np.asarray(self.posterior_.mean["w"]).T
         self.intercept_ = np.asarray(self.posterior_.mean.get("b", np.zeros(self.coef_.shape[:-1])))
 
-    def with_posterior(self, q: Any) -> Self:
-        """A copy that predicts from another posterior: how a fit that goes on would do now."""
+    def with_posterior(self, q: Family) -> Self:
+        """A copy that predicts from another posterior, such as that of a fit which is still running."""
         other = copy.copy(self)
-        other.posterior_ = kept(regression.narrowed(q, self.n_features_in_))
+        other.posterior_ = to_numpy(regression.narrowed(q, self.n_features_in_))
         return other
 
-    def _stream(self, X: np.ndarray, y: np.ndarray, counts: np.ndarray) -> Self:
-        """More data: what was the posterior is the prior now."""
+    def _update(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
+        """Condition on more rows: the posterior so far is the prior for them."""
         prior = jax.tree.map(jnp.asarray, self.posterior_)
-        objective = regression.regression(self._kind, counts.sum(), intercept=self.fit_intercept)
+        objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
         objective = dataclasses.replace(objective, regularizer=as_regularizer(None, prior))
         outputs = self.coef_.shape[0] if self.coef_.ndim == 2 else None
-        before = self.bound_
-        result = self._taken(self._rule(outputs, X), objective, prior, _data(X, y, counts, X.shape[1]), len(X))
-        self._keep(result, X.shape[1])
-        self.bound_ = None if result.bound is None or before is None else before + float(result.bound)
+        bound_before = self.bound_
+        data = _pad_data(X, y, weights, X.shape[1])
+        result = self._fit_posterior(self._rule(outputs, X), objective, prior, data, len(X))
+        self._set_attributes(result, X.shape[1])
+        both_bounds = result.bound is not None and bound_before is not None
+        self.bound_ = bound_before + float(result.bound) if both_bounds else None
         return self
 
     def _predictive(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
-        """The mean and the variance of y."""
+        """The mean and the variance of a new y."""
         return regression.in_blocks(regression.predictive, self.posterior_, X, self._kind)
 
 
-def _some(rows: int) -> Any:
-    """A few rows, evenly chosen: all of them if there are few."""
-    return slice(None) if rows <= _SOME else np.sort(np.random.default_rng(0).permutation(rows)[:_SOME])
+def _with_prior(objective: Objective, regularizer: Any) -> Objective:
+    return dataclasses.replace(objective, regularizer=as_regularizer(regularizer, None))
 
 
-def _unit(X: np.ndarray, counts: np.ndarray) -> float:
-    """The weight that moves f by 1 where a feature moves by its deviation: one for all features."""
-    mean = np.average(X, axis=0, weights=counts)
-    spread = float(np.sqrt(np.mean(np.average((X - mean) ** 2, axis=0, weights=counts))))
-    return 1 / spread if spread > 0 else 1.0
+def _subset(rows: int) -> Any:
+    """The indices of at most `_SUBSET_ROWS` rows, chosen at random."""
+    if rows <= _SUBSET_ROWS:
+        return slice(None)
+    return np.sort(np.random.default_rng(0).permutation(rows)[:_SUBSET_ROWS])
 
 
-def _data(X: np.ndarray, y: np.ndarray, counts: np.ndarray, wide: int) -> Weighted:
-    """Padded, with no weight for what is not there."""
+def _weight_unit(X: np.ndarray, weights: np.ndarray) -> float:
+    """The size of a weight that moves the output by 1 when a feature moves by its standard deviation.
+
+    It is one number for all features, by the mean of their variances.
+    """
+    mean = np.average(X, axis=0, weights=weights)
+    deviation = float(np.sqrt(np.mean(np.average((X - mean) ** 2, axis=0, weights=weights))))
+    return 1 / deviation if deviation > 0 else 1.0
+
+
+def _pad_data(X: np.ndarray, y: np.ndarray, weights: np.ndarray, features: int) -> Weighted:
+    """Rows and columns padded with zeros; the padding rows have weight 0."""
     rows = bucket(len(X))
-    return Weighted((pad(X, rows, wide), pad(y, rows)), jnp.asarray(pad(counts, rows)), counts.sum())
+    return Weighted((pad(X, rows, features), pad(y, rows)), jnp.asarray(pad(weights, rows)), weights.sum())
 
 
-class LogisticRegression(ClassifierMixin, _Linear):
-    r"""Classes by a linear model, with a Gaussian posterior over its weights and probabilities averaged over it.
+class LogisticRegression(ClassifierMixin, _LinearModel):
+    r"""Logistic regression with a Gaussian posterior over its weights; probabilities are averaged over it.
 
-    $p(y = 1 \mid x) = σ(w^⊤x + b)$ with $w ∼ N(0, 1/α)$ and a flat prior on b; for K classes the softmax of K scores
-    that sum to zero. α is chosen by the bound on the evidence (and a weak belief that no weight is huge, where classes
-    can be separated) unless `prior_precision` gives it.
+    $p(y = 1 \mid x) = σ(w^⊤x + b)$ with $w ∼ N(0, 1/α)$ and a flat prior on b. For K classes it is the softmax of K
+    scores that sum to zero: contrasts of K − 1 outputs.
 
-    `recipe` is "auto" (variational inference, "von": by quadrature for two classes, by quasi-Monte Carlo for more, with
-    the α of Laplace's evidence; "laplace" for more than 1000 rows a feature, from 200,000 on with the α of 20,000 of
-    them), another name ("newton", "ogn", "vogn", "ivon", "adam", "sgd", …), or any rule: `recipe=blr.vogn(1e-2)`.
-    `max_iter` counts steps, or passes where there is a `batch_size`. `class_weight` is as in scikit-learn.
-    `partial_fit` takes the posterior as the prior for what comes next.
+    Parameters
+    ----------
+    recipe : str or Rule, default="auto"
+        The algorithm. "auto" is variational inference ("von"), with quadrature for two classes and quasi-Monte Carlo
+        for more; beyond 1000 rows per feature it is "laplace", which then gives the same posterior. Other names are
+        "newton", "ogn", "vogn", "ivon", "adam", "rmsprop" and "sgd"; any rule can be passed, such as `blr.vogn(1e-2)`.
+    prior_precision : float or "auto", default="auto"
+        α. "auto" maximises the bound on the log evidence, with a weak hyper-prior against huge weights, which classes
+        that can be separated would otherwise have. For more than two classes, and for algorithms without an exact
+        bound, it is the evidence of Laplace's method; beyond 200,000 rows that of 20,000 of them.
+    fit_intercept : bool, default=True
+        Whether the model has b.
+    class_weight : None, "balanced" or dict, default=None
+        Weights of the classes, as in scikit-learn.
+    max_iter : int, default=100
+        The maximal number of steps; with a `batch_size`, of passes over the data.
+    tol : float, default=1e-6
+        A fit ends when a step could gain less than this many nats.
+    batch_size : int or None, default=None
+        Rows of a mini-batch; None uses all rows at every step.
+    random_state : int, RandomState or None, default=None
+        The seed of algorithms that draw.
 
+    Attributes
+    ----------
+    classes_ : the classes, sorted.
+    posterior_ : a Gaussian over {"b", "w"}, or {"w"} without an intercept.
+    coef_, intercept_ : the posterior mean of w and b; for K > 2 classes of the K − 1 outputs.
+    prior_precision_ : α.
+    bound_ : the lower bound on the log evidence; None where the algorithm has none.
+    n_iter_ : the number of steps.
+
+    Examples
+    --------
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
     >>> model = LogisticRegression().fit(X, y)
@@ -251,40 +303,44 @@ class LogisticRegression(ClassifierMixin, _Linear):
         self.class_weight = class_weight
 
     @property
-    def _kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  # it depends on the classes
+    def _kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  # It depends on the number of classes.
         return "logistic" if len(self.classes_) == 2 else "softmax"
 
-    @double
+    @double_precision
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn the weights' posterior."""
+        """Fit the posterior of the weights."""
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
-        self.classes_, labels = codes(y)
-        return self._labelled(X, labels, sample_weight, first=True)
+        self.classes_, labels = encode_classes(y)
+        return self._fit_labels(X, labels, sample_weight, first=True)
 
-    @double
+    @double_precision
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Go on with more data; `classes` lists all of them at the first call, where some may be missing from y."""
+        """Condition on more data: the posterior so far is the prior for it.
+
+        `classes` lists all classes at the first call, if y lacks some of them.
+        """
         first = not hasattr(self, "posterior_")
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
-        self.classes_, labels = codes(y, classes if first else self.classes_)
-        return self._labelled(X, labels, sample_weight, first=first)
+        self.classes_, labels = encode_classes(y, classes if first else self.classes_)
+        return self._fit_labels(X, labels, sample_weight, first=first)
 
-    def _labelled(self, X: np.ndarray, labels: np.ndarray, sample_weight: Any, *, first: bool) -> Self:
-        counts = weights(X, sample_weight, self.class_weight, self.classes_, labels)
-        several = len(self.classes_) - 1 if len(self.classes_) > 2 else None
-        labels = labels if several else labels.astype(float)
+    def _fit_labels(self, X: np.ndarray, labels: np.ndarray, sample_weight: Any, *, first: bool) -> Self:
+        weights = example_weights(X, sample_weight, self.class_weight, self.classes_, labels)
+        outputs = len(self.classes_) - 1 if len(self.classes_) > 2 else None
+        labels = labels if outputs else labels.astype(float)
         if not first:
-            return self._stream(X, labels, counts)
-        return self._learn(X, labels, counts, regression.zeros(X.shape[1], several, intercept=self.fit_intercept))
+            return self._update(X, labels, weights)
+        start = regression.zeros(X.shape[1], outputs, intercept=self.fit_intercept)
+        return self._fit_from(start, X, labels, weights)
 
-    @double
+    @double_precision
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Every class's probability, averaged over the posterior."""
+        """The probability of every class, averaged over the posterior."""
         mean, _ = self._predictive(self._validate(X))
         return np.column_stack([1 - mean, mean]) if mean.ndim == 1 else mean
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
-        """Their logarithms."""
+        """The logarithm of `predict_proba`."""
         return np.log(self.predict_proba(X))
 
     def predict(self, X: Any) -> np.ndarray:
@@ -292,22 +348,30 @@ class LogisticRegression(ClassifierMixin, _Linear):
         probabilities = self.predict_proba(X)
         return self.classes_[np.argmax(probabilities, axis=1)]
 
-    @double
+    @double_precision
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draws of the classes, (n_samples, rows); within a draw all rows have the same weights."""
-        first, second = jax.random.split(key_of(random_state))
+        weight_key, label_key = jax.random.split(make_key(random_state))
         X = self._validate(X)
-        f = regression.drawn(self.posterior_, X, n_samples, first)
+        f = regression.drawn(self.posterior_, X, n_samples, weight_key)
         scores = jnp.stack([jnp.zeros(f.shape), f], axis=-1) if self._kind == "logistic" else regression.classes(f)
-        return self.classes_[np.asarray(jax.random.categorical(second, scores))]
+        return self.classes_[np.asarray(jax.random.categorical(label_key, scores))]
 
 
-class PoissonRegression(RegressorMixin, _Linear):
-    r"""Counts by a log-linear model: $y ∼ \mathrm{Poisson}(e^{w^⊤x + b})$, $w ∼ N(0, 1/α)$, b flat.
+class PoissonRegression(RegressorMixin, _LinearModel):
+    r"""Poisson regression: $y ∼ \mathrm{Poisson}(e^{w^⊤x + b})$ with $w ∼ N(0, 1/α)$ and a flat prior on b.
 
-    α is chosen by the bound on the evidence unless `prior_precision` gives it. Other parameters are as for
-    `LogisticRegression`.
+    Parameters
+    ----------
+    recipe, prior_precision, fit_intercept, max_iter, tol, batch_size, random_state
+        As for `LogisticRegression`.
 
+    Attributes
+    ----------
+    posterior_, coef_, intercept_, prior_precision_, bound_, n_iter_ : as for `LogisticRegression`.
+
+    Examples
+    --------
     >>> X, y = [[0.0], [1.0], [2.0], [3.0]], [1, 1, 4, 9]
     >>> mean, std = PoissonRegression(prior_precision=0.1).fit(X, y).predict([[2.0], [4.0]], return_std=True)
     >>> mean.round(1), std.round(1)
@@ -320,54 +384,56 @@ class PoissonRegression(RegressorMixin, _Linear):
     explain = Explain("coefficients", influence="poisson")
     _kind = "poisson"
 
-    @double
+    @double_precision
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn the weights' posterior."""
-        X, y = self._counted(X, y, reset=True)
-        return self._first(X, y, weights(X, sample_weight))
+        """Fit the posterior of the weights."""
+        X, y = self._validate_counts(X, y, reset=True)
+        return self._fit_counts(X, y, example_weights(X, sample_weight))
 
-    def _first(self, X: np.ndarray, y: np.ndarray, counts: np.ndarray) -> Self:
+    def _fit_counts(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
         start = regression.zeros(X.shape[1], intercept=self.fit_intercept)
-        if self.fit_intercept:  # or the first step's e^f would be far off
-            start["b"] = jnp.log(max(float(np.average(y, weights=counts)), 1e-3))
-        return self._learn(X, y, counts, start)
+        if self.fit_intercept:  # Start at the mean count: from b = 0 the first e^f can be far off.
+            start["b"] = jnp.log(max(float(np.average(y, weights=weights)), 1e-3))
+        return self._fit_from(start, X, y, weights)
 
-    def _counted(self, X: Any, y: Any, *, reset: bool) -> tuple[np.ndarray, np.ndarray]:
+    def _validate_counts(self, X: Any, y: Any, *, reset: bool) -> tuple[np.ndarray, np.ndarray]:
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, reset=reset)
         y = np.asarray(y, float)
         if not np.any(y):
-            raise ValueError("Every count is 0: there is nothing to learn from.")
+            raise ValueError("Every count in y is 0, so that the logarithm of the rate would be −∞: give some above 0.")
         if np.any(y < 0):
-            raise ValueError(f"Counts are not negative, and y has {y.min():.6g}: RidgeRegression takes any numbers.")
+            raise ValueError(
+                f"y has {y.min():.6g}, and counts are not negative: for other numbers use RidgeRegression."
+            )
         return X, y
 
-    @double
+    @double_precision
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Go on with more data: the posterior is the prior for it."""
+        """Condition on more data: the posterior so far is the prior for it."""
         first = not hasattr(self, "posterior_")
-        X, y = self._counted(X, y, reset=first)
-        counts = weights(X, sample_weight)
-        return self._first(X, y, counts) if first else self._stream(X, y, counts)
+        X, y = self._validate_counts(X, y, reset=first)
+        weights = example_weights(X, sample_weight)
+        return self._fit_counts(X, y, weights) if first else self._update(X, y, weights)
 
-    @double
+    @double_precision
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The expected count, and with `return_std` the standard deviation of a count."""
         mean, variance = self._predictive(self._validate(X))
         return (mean, np.sqrt(variance)) if return_std else mean
 
-    @double
+    @double_precision
     def log_predictive(self, X: Any, y: Any) -> np.ndarray:
-        """log p(y | x) of every row, averaged over the posterior."""
+        """log p(y | x) of every row, the density averaged over the posterior."""
         X = self._validate(X)
         return np.asarray(regression.log_predictive(self.posterior_, X, np.asarray(y, float), "poisson"))
 
-    @double
+    @double_precision
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draws of the counts, (n_samples, rows); within a draw all rows have the same weights."""
-        first, second = jax.random.split(key_of(random_state))
+        weight_key, count_key = jax.random.split(make_key(random_state))
         X = self._validate(X)
-        f = regression.drawn(self.posterior_, X, n_samples, first)
-        return np.asarray(jax.random.poisson(second, jnp.exp(f)))
+        f = regression.drawn(self.posterior_, X, n_samples, weight_key)
+        return np.asarray(jax.random.poisson(count_key, jnp.exp(f)))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians as scikit-learn has them: by EM, or with a posterior over their weights and components."""
+"""Mixtures of Gaussians, by EM or with a posterior over their weights and components."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from sklearn.base import DensityMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from ..factor_graph.model import Model
 from ..families.point_mass import Peak
 from ..families.product import Product
 from ..models.component_predictive import gaussians, predictive
@@ -18,40 +19,52 @@ from ..models.mixture import gaussian_mixture, usual_priors
 from ..models.starts.clusters import with_shifted_mean
 from ..numerics.checks import positive_int
 from ..numerics.padding import pad
+from ..numerics.random import Key
 from ..recipes import svi
 from ..rule.rule import Rule
-from .base import double
-from .base_iterative import Falling, Iterated, check_positive_ints, padded_rows
+from .base import double_precision
+from .base_iterative import IterativeEstimator, PowerDecay, check_positive_ints, padded_rows
 
-_BATCH = 256
+_SVI_BATCH = 256
 
 
-class GaussianMixture(DensityMixin, Iterated):
+class GaussianMixture(DensityMixin, IterativeEstimator):
     r"""A mixture of Gaussians, $p(y) = \sum_k π_k N(y \mid m_k, Λ_k^{-1})$, by the rule.
 
-    Densities of new rows, and the probabilities of components, are those under the posterior: at the estimates for
-    EM, Student-t's with mean weights, $\sum_k E[π_k] ∫ N(y \mid θ_k) q(θ_k)dθ_k$, for the others. Their priors are
-    those of scikit-learn's BayesianGaussianMixture with a Dirichlet distribution.
+    Densities of new rows, and the probabilities of their components, are predictive: for EM at the estimates, otherwise
+    averaged over the posterior, $\sum_k E[π_k] ∫ N(y \mid θ_k) q(θ_k)dθ_k$, which are Student t's. The priors are those
+    of scikit-learn's BayesianGaussianMixture with a Dirichlet distribution.
 
     Parameters
     ----------
-    n_components : how many Gaussians.
-    method : "em" (maximum likelihood), "vmp" (a posterior, by messages) or "svi" (by mini-batches of them); or a rule.
-    covariance_type : "full" or "diag".
-    max_iter : steps at most; for "svi", passes over the data.
-    tol : a fit ends when a step could gain less than this many nats for each row.
-    n_init : starts (k-means clusterings), of which the best is kept.
-    reg_covar : keeps EM's variances from 0: N/K times it is added to each component's sum of squares.
-    batch_size : rows of a mini-batch; None is all of them, for "svi" at most 256.
-    learning_decay, learning_offset : "svi" has the rates (t + offset)^−decay.
-    random_state : a seed, a NumPy RandomState or None.
+    n_components : int, default=1
+        The number of components.
+    method : {"em", "vmp", "svi"} or Rule, default="em"
+        Maximum likelihood by EM; a posterior by variational message passing; or the same on mini-batches.
+    covariance_type : {"full", "diag"}, default="full"
+        The covariances of the components.
+    max_iter : int, default=200
+        The maximal number of steps; for "svi", of passes over the data.
+    tol : float, default=1e-4
+        A fit ends when a step could gain less than this many nats for each row.
+    n_init : int, default=1
+        The number of starts (k-means clusterings), of which the best is taken.
+    reg_covar : float, default=1e-6
+        Keeps EM's variances above 0: N/K times it is added to each component's sum of squares.
+    batch_size : int or None, default=None
+        Rows of a mini-batch. None is all rows, and for "svi" 256.
+    learning_decay, learning_offset : float, default=0.7 and 2.0
+        "svi" has the rate (t + offset)^−decay at step t.
+    random_state : int, RandomState or None, default=None
+        The seed.
 
     Attributes
     ----------
-    weights_, means_, covariances_, precisions_ : estimates; under a posterior E π, E m, (E Λ)⁻¹ and E Λ.
-    posterior_ : families over "weights" and "components"; for EM, points.
-    bound_ : the evidence lower bound, every constant included; for EM the log-likelihood.
-    lower_bound_ : the same for each row. converged_, n_iter_ : whether it did, and how many steps it took.
+    weights_, means_, covariances_, precisions_ : estimates; with a posterior E π, E m, (E Λ)⁻¹ and E Λ.
+    posterior_ : families over "weights" and "components"; for EM, point masses.
+    bound_ : the evidence lower bound with all constants; for EM the log-likelihood.
+    lower_bound_ : `bound_` divided by the number of rows.
+    converged_, n_iter_ : whether the fit converged, and its number of steps.
 
     Examples
     --------
@@ -63,7 +76,7 @@ class GaussianMixture(DensityMixin, Iterated):
     """
 
     title = "a mixture of Gaussians"
-    _evident: ClassVar[bool] = True
+    _computes_likelihood: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -94,78 +107,75 @@ class GaussianMixture(DensityMixin, Iterated):
 
     def _rule(self) -> Rule:
         if isinstance(self.method, str) and self.method == "svi":
-            return svi(Falling(self.learning_offset, self.learning_decay), order="parallel")
+            return svi(PowerDecay(self.learning_offset, self.learning_decay), order="parallel")
         return super()._rule()
 
-    @double
+    @double_precision
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to rows X (N, D)."""
         X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
         check_positive_ints(self, "n_components")
         if not self.reg_covar >= 0:
             raise ValueError(f"reg_covar= is a variance, 0 or more, got {self.reg_covar!r}.")
-        # Products of entries are what the messages are made of: centred, they lose no digits.
+        # Messages are products of entries: of centred rows they lose no digits.
         center = X.mean(0)
-        rows, batch = X - center, self._batch(len(X))
-        if batch is None:
-            rows = pad(rows, padded_rows(len(X)), fill=np.nan)  # missing rows, which say nothing
-        build = partial(_built, rows, self.n_components, self.covariance_type, self.reg_covar * len(X))
-        found = self._settle(build, {"y": rows}, len(X), batch)
-        q = found.result.q
-        self._keep(found, Product({**q.blocks, "components": with_shifted_mean(q["components"], center)}))
+        rows, batch_size = X - center, self._batch_rows(len(X))
+        if batch_size is None:
+            rows = pad(rows, padded_rows(len(X)), fill=np.nan)  # Missing rows contribute nothing.
+        build = partial(_build_model, rows, self.n_components, self.covariance_type, self.reg_covar * len(X))
+        fitted = self._fit_starts(build, {"y": rows}, len(X), batch_size)
+        q = fitted.result.q
+        self._set_attributes(fitted, Product({**q.blocks, "components": with_shifted_mean(q["components"], center)}))
         self.weights_ = np.asarray(self.posterior_["weights"].mean)
         self.means_, self.precisions_ = gaussians(self.posterior_["components"])
         self.covariances_ = np.linalg.inv(self.precisions_) if self._full else 1 / self.precisions_
         if isinstance(self.posterior_["components"], Peak):
-            self.bound_ = float(logsumexp(self._joint(X), axis=1).sum())
+            self.bound_ = float(logsumexp(self._log_joint(X), axis=1).sum())
         self.lower_bound_ = self.bound_ / len(X)
         return self
 
-    def _batch(self, rows: int) -> int | None:
+    def _batch_rows(self, rows: int) -> int | None:
+        """Rows of a mini-batch; None for full batches."""
         if self.batch_size is not None:
             check_positive_ints(self, "batch_size")
         stochastic = isinstance(self.method, str) and self.method == "svi"
-        size = _BATCH if self.batch_size is None and stochastic else self.batch_size
+        size = _SVI_BATCH if self.batch_size is None and stochastic else self.batch_size
         return None if size is None or size >= rows else size
 
     @property
     def _full(self) -> bool:
         return self.precisions_.ndim == 3
 
-    def _rows(self, X: Any) -> Any:
-        check_is_fitted(self)
-        return validate_data(self, X, dtype=np.float64, reset=False)
-
-    def _joint(self, X: np.ndarray) -> np.ndarray:
+    def _log_joint(self, X: np.ndarray) -> np.ndarray:
         """log E π_k + log p(y_n | k), (N, K)."""
-        weights = np.log(np.maximum(self.weights_, np.finfo(float).tiny))
-        return weights + predictive(self.posterior_["components"]).log_prob(X)
+        log_weights = np.log(np.maximum(self.weights_, np.finfo(float).tiny))
+        return log_weights + predictive(self.posterior_["components"]).log_prob(X)
 
-    @double
+    @double_precision
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Each row's probability of coming from each component."""
-        joint = self._joint(self._rows(X))
-        return np.exp(joint - logsumexp(joint, axis=1, keepdims=True))
+        """The probability that each row comes from each component."""
+        log_joint = self._log_joint(self._validate(X))
+        return np.exp(log_joint - logsumexp(log_joint, axis=1, keepdims=True))
 
-    @double
+    @double_precision
     def predict(self, X: Any) -> np.ndarray:
-        """Each row's most probable component."""
-        return self._joint(self._rows(X)).argmax(axis=1)
+        """The most probable component of each row."""
+        return self._log_joint(self._validate(X)).argmax(axis=1)
 
     def fit_predict(self, X: Any, y: Any = None) -> np.ndarray:
-        """`fit`, and each row's most probable component."""
+        """Fit, and return the most probable component of each row."""
         return self.fit(X).predict(X)
 
-    @double
+    @double_precision
     def score_samples(self, X: Any) -> np.ndarray:
         """The log density of each row."""
-        return np.asarray(logsumexp(self._joint(self._rows(X)), axis=1))
+        return np.asarray(logsumexp(self._log_joint(self._validate(X)), axis=1))
 
-    def score(self, X: Any, y: Any = None) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]  # a number, typed None there
+    def score(self, X: Any, y: Any = None) -> float:  # pyright: ignore[reportIncompatibleMethodOverride]  # scikit-learn types it as None.
         """The mean log density of the rows."""
         return float(self.score_samples(X).mean())
 
-    @double
+    @double_precision
     def sample(self, n_samples: int = 1) -> tuple[np.ndarray, np.ndarray]:
         """Rows drawn from the fitted density, and the component of each."""
         check_is_fitted(self)
@@ -175,19 +185,20 @@ class GaussianMixture(DensityMixin, Iterated):
         return predictive(self.posterior_["components"]).sample(random, labels), labels
 
     def _n_parameters(self) -> int:
+        """The number of free parameters."""
         count, size = self.means_.shape
         return count * (size + (size * (size + 1) // 2 if self._full else size)) + count - 1
 
     def bic(self, X: Any) -> float:
-        """Schwarz's criterion on these rows: the lower the better."""
+        """The Bayesian information criterion on these rows; lower is better."""
         return -2 * self.score(X) * len(X) + self._n_parameters() * np.log(len(X))
 
     def aic(self, X: Any) -> float:
-        """Akaike's criterion on these rows: the lower the better."""
+        """Akaike's information criterion on these rows; lower is better."""
         return -2 * self.score(X) * len(X) + 2 * self._n_parameters()
 
 
-def _built(rows: np.ndarray, count: int, covariance: Any, penalty: float, priors: Any, key: Any) -> Any:
+def _build_model(rows: np.ndarray, count: int, covariance: Any, penalty: float, priors: Any, key: Key) -> Model:
     floor = penalty / count if priors == "flat" else 0.0
     if priors == "default":
         priors = usual_priors(rows, count, covariance)

@@ -1,4 +1,10 @@
-"""The recipes that estimators know by name, with the rates that each of them uses."""
+"""The recipes that `recipe=` names: for each kind of model, the rules with a schedule of rates that suits it.
+
+A name stands for a recipe with all of its numbers chosen, for a given number of steps. There are three kinds of model:
+linear models (`linear_rule`), networks with a Gaussian posterior (`network_rule`) and networks with binary weights
+(`binary_network_rule`). Rules are cached, because a schedule is a function, and a new function would make `fit` compile
+again.
+"""
 
 from __future__ import annotations
 
@@ -31,95 +37,133 @@ from ..recipes import (
 )
 from ..rule.rule import Rule
 from ..steps.guards import Backtracking
-from .base import chosen
-
-_ORDER = 24  # points for one output; a rate of 0.7 settles where 1 goes to and fro
-NARROW = 1000  # rows for each feature, of which q is so narrow that an average over it is its middle
-_SAMPLES = 32
-_FALLING = {"ogn": (ogn, 0.3), "vogn": (vogn, 0.3), "ivon": (ivon, 0.3)}
+from .base import choose_rule
 
 
-_FALLING |= {"adam": (adam, 0.1), "rmsprop": (rmsprop, 0.1), "sgd": (sgd, 0.5)}
+def _decaying(rate: float, steps: int) -> Callable[[Any], Any]:
+    """A rate that falls to 0 over so many steps along a cosine."""
+    return optax.cosine_decay_schedule(rate, steps)
 
 
-_NAMES = ("auto", "von", "laplace", "newton", *_FALLING)
+def _decaying_or_constant(rate: float, steps: int | None) -> Any:
+    """A decaying rate; for a stream of unknown length (None), a third of it throughout."""
+    return rate / 3 if steps is None else _decaying(rate, steps)
 
 
-@cache
-def _named(name: str, outputs: int, steps: int, narrow: bool) -> Rule:
-    """Made once: a schedule is a function, and another one would be compiled for again."""
-    if name in _FALLING:
-        recipe, rate = _FALLING[name]
-        return recipe(optax.cosine_decay_schedule(rate, steps))
-    if name == "newton":
-        return newton()
-    if name == "laplace" or (name == "auto" and narrow):
-        return laplace()
-    # Points of each example's outputs, the same at every step: so that a fit settles.
-    points = Quadrature(_ORDER) if outputs == 1 else QuasiMonteCarlo(_SAMPLES)
-    return von(0.7).replace(points=points, guard=Backtracking(monotone=True))
+# Linear models.
+
+CONCENTRATED = 1000
+"""Rows per feature beyond which the posterior is so concentrated that Laplace's method equals variational inference."""
+_QUADRATURE_ORDER = 24
+_QUASI_MONTE_CARLO_SAMPLES = 32
+_VARIATIONAL_RATE = 0.7  # Full steps of variational Newton can oscillate around the optimum.
+_DECAYING: dict[str, tuple[Callable[..., Rule], float]] = {
+    "ogn": (ogn, 0.3),
+    "vogn": (vogn, 0.3),
+    "ivon": (ivon, 0.3),
+    "adam": (adam, 0.1),
+    "rmsprop": (rmsprop, 0.1),
+    "sgd": (sgd, 0.5),
+}
+LINEAR = ("auto", "von", "laplace", "newton", *_DECAYING)
 
 
 def linear_rule(recipe: Any, outputs: int, steps: int, estimator: Any, shape: tuple[int, ...] = (0, 1)) -> Rule:
-    """The rule that a linear model's `recipe=` stands for, over so many steps, for data of this shape."""
-    settings = outputs, max(1, steps), shape[0] > NARROW * shape[1]
-    return chosen(recipe, {name: partial(_named, name, *settings) for name in _NAMES}, estimator)
+    """The rule that `recipe=` of a linear model stands for.
+
+    Args:
+        recipe: a name in `LINEAR`, or a rule.
+        outputs: how many outputs the model has.
+        steps: how many steps will be taken.
+        estimator: whose parameter it is, named in errors.
+        shape: rows and features of the data, by which "auto" chooses.
+    """
+    concentrated = shape[0] > CONCENTRATED * shape[1]
+    named = {name: partial(_named_linear_rule, name, outputs, max(1, steps), concentrated) for name in LINEAR}
+    return choose_rule(recipe, named, estimator)
 
 
-# With relative=False the rate is the share of a Newton step, which needs no units; the curvature that the mean loss is
-# first taken to have is forgotten over a hundred steps.
-_ONLINE = {"relative": False, "decay": 0.99}
+@cache
+def _named_linear_rule(name: str, outputs: int, steps: int, concentrated: bool) -> Rule:
+    if name in _DECAYING:
+        recipe, rate = _DECAYING[name]
+        return recipe(_decaying(rate, steps))
+    if name == "newton":
+        return newton()
+    if name == "laplace" or (name == "auto" and concentrated):
+        return laplace()
+    # Deterministic points in the space of each example's outputs, the same at every step, let a fit converge.
+    points = Quadrature(_QUADRATURE_ORDER) if outputs == 1 else QuasiMonteCarlo(_QUASI_MONTE_CARLO_SAMPLES)
+    return von(_VARIATIONAL_RATE).replace(points=points, guard=Backtracking(monotone=True))
 
 
-_GAUSSIAN: dict[str, tuple[float, Callable[..., Rule]]] = {
-    "ivon": (0.1, partial(ivon, **_ONLINE)),
-    "vogn": (0.1, partial(vogn, **_ONLINE)),
-    "voggn": (0.1, partial(voggn, **_ONLINE)),
-    "ogn": (0.1, partial(ogn, **_ONLINE)),
-    "oggn": (0.1, partial(oggn, **_ONLINE)),
+# Networks with a Gaussian posterior.
+
+# With relative=False the rate is the fraction of a Newton step, which has no units. The initial curvature is a guess;
+# with a decay of 0.99 the average forgets it within about a hundred steps.
+_NEWTON_FRACTION = {"relative": False, "decay": 0.99}
+_NETWORK: dict[str, tuple[float, Callable[..., Rule]]] = {
+    "ivon": (0.1, partial(ivon, **_NEWTON_FRACTION)),
+    "vogn": (0.1, partial(vogn, **_NEWTON_FRACTION)),
+    "voggn": (0.1, partial(voggn, **_NEWTON_FRACTION)),
+    "ogn": (0.1, partial(ogn, **_NEWTON_FRACTION)),
+    "oggn": (0.1, partial(oggn, **_NEWTON_FRACTION)),
     "slang": (0.1, slang),
     "adam": (0.03, adam),
     "rmsprop": (0.01, rmsprop),
     "sgd": (0.05, partial(sgd, momentum=0.9)),
     "dropout": (0.2, dropout),
 }
-
-
-_POINT = ("adam", "rmsprop", "sgd", "dropout")  # these have no temperature
-GAUSSIAN = tuple(_GAUSSIAN)
+_WITHOUT_TEMPERATURE = ("adam", "rmsprop", "sgd", "dropout")
+NETWORK = tuple(_NETWORK)
 
 
 @lru_cache(maxsize=256)
-def gaussian(name: str, steps: int | None, temperature: float, pace: float = 1.0, curvature: float = 1.0) -> Rule:
-    """A recipe whose rate falls to nothing along a cosine, or for a stream (None) stays at a third of where it begins.
+def network_rule(
+    name: str, steps: int | None, temperature: float, rate_factor: float = 1.0, curvature_factor: float = 1.0
+) -> Rule:
+    """A named rule for a network with a Gaussian posterior.
 
-    `pace` multiplies the rates, and `curvature` the curvature to start from. One rule for each choice: a schedule is a
-    function, and a new one would be compiled again.
+    Args:
+        name: a name in `NETWORK`.
+        steps: how many steps will be taken, along which the rate decays; None for a stream, with a constant rate.
+        temperature: τ, for recipes that have one.
+        rate_factor: multiplies the rate.
+        curvature_factor: multiplies the initial curvature.
     """
-    rate, recipe = _GAUSSIAN[name]
-    options = {} if name in _POINT else {"temperature": temperature, "curvature": 0.1 * curvature}
-    return recipe(_falling(pace * rate, steps), **options)
+    rate, recipe = _NETWORK[name]
+    options = {} if name in _WITHOUT_TEMPERATURE else {"temperature": temperature, "curvature": 0.1 * curvature_factor}
+    return recipe(_decaying_or_constant(rate_factor * rate, steps), **options)
+
+
+# Networks with binary weights.
+
+_BINARY_RATES = {"bayesbinn": 0.1, "straight_through": 3.0}
+BINARY_NETWORK = tuple(_BINARY_RATES)
 
 
 @lru_cache(maxsize=256)
-def binary(name: str, steps: int | None) -> Rule:
-    """The same for recipes of ±1 weights."""
+def binary_network_rule(name: str, steps: int | None) -> Rule:
+    """A named rule for a network with binary weights.
+
+    Args:
+        name: a name in `BINARY_NETWORK`.
+        steps: how many steps will be taken, along which the rate decays; None for a stream, with a constant rate.
+    """
+    rate = _decaying_or_constant(_BINARY_RATES[name], steps)
     if name == "bayesbinn":
-        # Without smoothing the scale of the gradients has tails so heavy that wider networks end in numbers too large.
-        return bayesbinn(_falling(_BINARY[name], steps), smoothing=0.1, averaging=0.9, temperature=0.1)
-    return straight_through(_falling(_BINARY[name], steps), averaging=0.9)
+        # Without smoothing, the scale of the relaxed gradients is so heavy-tailed that wide networks overflow.
+        return bayesbinn(rate, smoothing=0.1, averaging=0.9, temperature=0.1)
+    return straight_through(rate, averaging=0.9)
 
 
-_BINARY = {"bayesbinn": 0.1, "straight_through": 3.0}
-BINARY = tuple(_BINARY)
+def prediction_method(rule: Rule) -> str:
+    """How to predict with the posterior that a rule makes.
 
-
-def _falling(rate: float, steps: int | None) -> Any:
-    return rate / 3 if steps is None else optax.cosine_decay_schedule(rate, steps)
-
-
-def predicts(rule: Rule) -> str:
-    """How to predict with its q: over draws, linearised where it was made at its mean, or at the mean (signs) alone."""
+    Returns:
+        "samples", averaging over draws, if the rule averages over q; "linearized", if its curvature was measured at
+        the mean; "mean", if it has no curvature of the loss; "signs", if it used the signs of binary weights.
+    """
     if isinstance(rule.points, Sign):
         return "signs"
     if not rule.points.delta:

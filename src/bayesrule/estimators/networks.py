@@ -1,4 +1,4 @@
-"""Networks with a posterior over their weights: perceptrons for classes and for numbers, and one of ±1 weights."""
+"""Neural networks with a posterior over their weights: for classes, for numbers, and one with binary weights."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import column_or_1d, validate_data
 
+from ..families.base import Family
 from ..models.networks import Network, binary_mlp, gaussian_nll, mlp, noisy_nll, softmax_cross_entropy, with_noise
 from ..numerics.checks import positive_number
 from ..objectives.batches import Weighted
@@ -19,132 +20,155 @@ from ..objectives.objective import Objective
 from ..objectives.regularizers import Isotropic
 from ..rule.rule import Rule
 from ..steps.schedule import at
-from . import named_recipes as schedules
-from .base import Explain, chosen
-from .base_network import Trained
-from .preprocessing import codes, standard, weights
+from . import named_recipes
+from .base import Explain, choose_rule
+from .base_network import NetworkEstimator
+from .preprocessing import encode_classes, example_weights, mean_and_scale
 
-_GAIN = 4.0  # what signs alone make of a class's score is too small to be sure of anything
+_SCORE_SCALE = 4.0  # The scores of a network of signs are too small to be sure of any class.
 _ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh}
 
 
-class _Perceptron(Trained):
-    """A perceptron with a Gaussian posterior, and the precision of its prior."""
+class _Perceptron(NetworkEstimator):
+    """A perceptron with a Gaussian posterior and an isotropic Gaussian prior."""
 
-    _pace: ClassVar[float] = 1.0
+    _rate_factor: ClassVar[float] = 1.0
     activation: str
     recipe: Any
     prior_precision: Any
     temperature: float
 
-    def _plain(self, outputs: int) -> Network:
+    def _mlp(self, outputs: int) -> Network:
         if self.activation not in _ACTIVATIONS:
             raise ValueError(f"activation= is {' or '.join(map(repr, _ACTIVATIONS))}, got {self.activation!r}.")
-        return _perceptron(self._sizes(self.n_features_in_, outputs), self.activation)
+        return _cached_mlp(self._layer_sizes(self.n_features_in_, outputs), self.activation)
 
     def _rule(self, steps: int | None) -> Rule:
         temperature = positive_number("temperature", self.temperature)
-        settings = (steps, temperature, self._pace, self._curvature())
-        named = {name: partial(schedules.gaussian, name, *settings) for name in schedules.GAUSSIAN}
-        return chosen(self.recipe, named, self)
+        settings = (steps, temperature, self._rate_factor, self._initial_curvature())
+        named = {name: partial(named_recipes.network_rule, name, *settings) for name in named_recipes.NETWORK}
+        return choose_rule(self.recipe, named, self)
 
-    def _curvature(self) -> float:
-        """What the loss of one example is first taken to curve by, in units of its outputs."""
+    def _initial_curvature(self) -> float:
+        """The curvature of one example's loss in the outputs of the network, before any was measured."""
         return 1.0
 
     def _regularizer(self, rule: Rule, precision: float) -> float:
-        """τδ: q ∝ exp(−(ℓ̄ + R)/τ) has the prior N(0, 1/δ) itself, and the likelihood counts 1/τ times."""
+        """τδ, so that q ∝ exp(−(ℓ̄ + R)/τ) has the prior N(0, 1/δ) untempered and the likelihood to the power 1/τ."""
         if isinstance(self.recipe, str):
             return self.temperature * precision
         return float(at(rule.steps.temperature, 0)) * precision
 
-    def _choose(self, network: Network, start: Any, data: Weighted, options: dict[str, Any]) -> None:
+    def _choose_prior(self, network: Network, start: Any, data: Weighted, options: dict[str, Any]) -> None:
         if self.prior_precision != "auto":
             self.prior_precision_ = positive_number("prior_precision", self.prior_precision, alternatives='"auto"')
             return
-        # The bound's maximum over δ at the q of a first fit, drawn half-way to 1 by a prior as strong as the weights
-        # themselves: of a likelihood that counts more than once, the evidence alone would let them grow without end.
+        # Maximise the bound over δ at the q of a first fit, with a hyper-prior around δ = 1 that counts as many
+        # observations as there are weights. Below temperature 1 the likelihood counts more than once: the bound alone
+        # would let the weights grow without limit.
         self.prior_precision_ = 1.0
-        rule = schedules.gaussian("ivon", options["steps"], float(self.temperature), self._pace, self._curvature())
+        steps, temperature = options["steps"], float(self.temperature)
+        rule = named_recipes.network_rule("ivon", steps, temperature, self._rate_factor, self._initial_curvature())
         q = self._run(rule, self._objective(network, self.t_, rule), start, data, **options).q
         size = sum(leaf.size for leaf in jax.tree.leaves(q.mean))
-        squares = 2 * float(Isotropic(1.0).expected(q)) - size * math.log(2 * math.pi)
-        self.prior_precision_ = max(2 * size / (squares + size), 0.1)
+        expected_squares = 2 * float(Isotropic(1.0).expected(q)) - size * math.log(2 * math.pi)
+        self.prior_precision_ = max(2 * size / (expected_squares + size), 0.1)
 
 
-class _Classifier(ClassifierMixin, Trained):
-    """Labels in, probabilities out."""
+class _NetworkClassifier(ClassifierMixin, NetworkEstimator):
+    """A network whose outputs are the scores of classes."""
 
     class_weight: Any
     classes_: np.ndarray
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the start."""
-        return self._learn(X, y, sample_weight)
+        return self._fit(X, y, sample_weight)
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
-        """One pass over new examples, from where the last call ended.
+        """Train for one pass over new examples, from where the last call ended.
 
-        Every call's examples are new ones: the posterior is that of all of them so far. Inputs are standardised as in
-        the first call, which has to name all `classes`.
+        The posterior is that of the examples of all calls. Inputs are standardised as in the first call, which must
+        list all `classes`.
         """
-        return self._learn(X, y, sample_weight, classes, go_on=True)
+        return self._fit(X, y, sample_weight, classes, incremental=True)
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any, classes: Any = None, *, go_on: bool = False) -> Self:
-        later = go_on and hasattr(self, "classes_")
-        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=not later)
-        if go_on and not later and classes is None:
-            raise ValueError("The first call of partial_fit needs classes=, all that may come: some may come late.")
-        if later and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
-            raise ValueError(f"classes= are not those of the first call, {self.classes_.tolist()}.")
-        self.classes_, labels = codes(y, self.classes_ if later else classes)
-        counts = weights(X, sample_weight, self.class_weight, self.classes_, labels)
-        if not later:
-            self.x_mean_, self.x_scale_ = standard(X, counts)
-        self._train(X, labels.astype(np.int32), counts, go_on=go_on)
+    def _fit(self, X: Any, y: Any, sample_weight: Any, classes: Any = None, *, incremental: bool = False) -> Self:
+        is_continued = incremental and hasattr(self, "classes_")
+        X, y = validate_data(self, X, y, dtype=[np.float64, np.float32], reset=not is_continued)
+        if incremental and not is_continued and classes is None:
+            raise ValueError("The first call of partial_fit needs classes=, the list of all classes: y may lack some.")
+        if is_continued and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
+            raise ValueError(f"classes= must be those of the first call, {self.classes_.tolist()}.")
+        self.classes_, labels = encode_classes(y, self.classes_ if is_continued else classes)
+        weights = example_weights(X, sample_weight, self.class_weight, self.classes_, labels)
+        if not is_continued:
+            self.x_mean_, self.x_scale_ = mean_and_scale(X, weights)
+        self._train(X, labels.astype(np.int32), weights, incremental=incremental)
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
-        """Every class's probability, averaged over the posterior."""
-        found = self._outputs(X, "softmax")
-        return found / found.sum(axis=1, keepdims=True)
+        """The probability of every class, averaged over the posterior."""
+        probabilities = self._predict_outputs(X, "softmax")
+        return probabilities / probabilities.sum(axis=1, keepdims=True)
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class."""
-        found = self.predict_proba(X)
-        return self.classes_[np.argmax(found, axis=1)]
+        probabilities = self.predict_proba(X)
+        return self.classes_[np.argmax(probabilities, axis=1)]
 
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draws of the labels, (n_samples, n); within a draw all rows have the same weights."""
-        outputs, key = self._drawn(X, n_samples, random_state)
-        return self.classes_[np.asarray(jax.random.categorical(key, outputs))]
+        scores, key = self._sample_outputs(X, n_samples, random_state)
+        return self.classes_[np.asarray(jax.random.categorical(key, scores))]
 
 
-class MLPClassifier(_Classifier, _Perceptron):
-    r"""A perceptron for classes with a posterior over its weights, by any algorithm of the rule.
+class MLPClassifier(_NetworkClassifier, _Perceptron):
+    r"""A multilayer perceptron for classes, with a posterior over its weights, by any algorithm of the rule.
 
-    $p(y \mid x, θ) = \mathrm{softmax}(f_θ(x))_y$, $θ ∼ N(0, 1/δ)$ with weights in units of $1/\sqrt{\text{inputs}}$; q
-    is trained on $E_q[−\log p(y \mid x, θ)] + τ\,\mathrm{KL}(q ‖ p)$. Inputs are standardised first.
+    $p(y \mid x, θ) = \mathrm{softmax}(f_θ(x))_y$ and $θ ∼ N(0, 1/δ)$, with weights in units of
+    $1/\sqrt{\text{inputs}}$. The posterior q minimises $E_q[−\log p(y \mid x, θ)] + τ\,\mathrm{KL}(q ‖ p)$. Inputs are
+    standardised first.
 
     Parameters
     ----------
-    hidden_layer_sizes, activation : the layers' widths; "relu" or "tanh".
-    recipe : "ivon", "vogn", "voggn", "slang" (averaged over draws of q), "ogn", "oggn" (linearised), "adam", "rmsprop",
-        "sgd", "dropout" (the mean alone), with rates of their own, or any rule: `recipe=blr.vogn(1e-2)`.
-    prior_precision : δ; 1 is the spread that weights start with. "auto" fits twice, and takes from the first posterior
-        what the bound and a hyper-prior around 1 say.
-    temperature : τ of the recipes by name. Below 1 the posterior is colder than Bayes', which networks on little data
-        need: a factorised q is too wide at 1. A rule has its own.
-    max_iter, batch_size : epochs, and examples for each step ("auto": 200); with fewer examples every step sees all.
-    samples : draws of the weights for a prediction.
-    class_weight : None, "balanced" or a dict.
-    random_state : a seed.
+    hidden_layer_sizes : int or tuple of int, default=(50,)
+        The widths of the hidden layers.
+    activation : {"relu", "tanh"}, default="relu"
+        The activation function.
+    recipe : str or Rule, default="ivon"
+        The algorithm. "ivon", "vogn", "voggn" and "slang" predict by averaging over draws of q, "ogn" and "oggn" with
+        the linearised network, "adam", "rmsprop", "sgd" and "dropout" with the mean of q. Each name has its own rates;
+        any other rule can be passed, such as `blr.vogn(1e-2)`.
+    prior_precision : float or "auto", default=1.0
+        δ. The network is initialised with draws from the prior with δ = 1. "auto" fits twice, and takes from the first
+        posterior the δ that maximises the bound and a hyper-prior around 1.
+    temperature : float, default=0.03
+        τ, for the recipes by name; a rule has its own. Below 1 the posterior is colder than Bayes': at 1 a posterior
+        with a diagonal covariance is too wide for networks on little data.
+    max_iter : int, default=200
+        Epochs.
+    batch_size : int or "auto", default="auto"
+        Examples per step; "auto" is 200. With at most this many examples, each step uses all of them.
+    samples : int, default=32
+        Draws of the weights for a prediction.
+    class_weight : None, "balanced" or dict, default=None
+        Weights of the classes, as in scikit-learn.
+    random_state : int, RandomState or None, default=None
+        The seed.
 
     Attributes
     ----------
-    classes_, posterior_ (q), prior_precision_ (δ), loss_curve_ (the objective for an example, epoch by epoch), n_iter_,
-    x_mean_ and x_scale_ (what inputs are standardised by), state_ (where `partial_fit` goes on).
+    classes_ : the classes, sorted.
+    posterior_ : q, over the parameters of the network.
+    prior_precision_ : δ.
+    loss_curve_ : the objective per example, epoch by epoch.
+    n_iter_ : the number of epochs.
+    x_mean_, x_scale_ : what inputs are standardised by.
+    state_ : the state from which `partial_fit` continues.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(100, 2))
     >>> network = MLPClassifier((8,), max_iter=50, random_state=0).fit(x, x[:, 0] * x[:, 1] > 0)
@@ -156,6 +180,7 @@ class MLPClassifier(_Classifier, _Perceptron):
     tasks = ("binary", "classes")
     title = "a Bayesian neural network"
     explain = Explain("layers")
+    _rate_factor = 2.0  # The gradient of the cross-entropy is bounded, so that longer steps are stable.
 
     def __init__(
         self,
@@ -176,10 +201,8 @@ class MLPClassifier(_Classifier, _Perceptron):
         self.batch_size, self.samples = batch_size, samples
         self.class_weight, self.random_state = class_weight, random_state
 
-    _pace = 2.0  # the losses of classes are bounded in their slopes, and bear longer steps
-
     def _network(self) -> Network:
-        return self._plain(len(self.classes_))
+        return self._mlp(len(self.classes_))
 
     def _objective(self, network: Network, size: Any, rule: Rule) -> Objective:
         strength = self._regularizer(rule, self.prior_precision_)
@@ -187,19 +210,37 @@ class MLPClassifier(_Classifier, _Perceptron):
 
 
 class MLPRegressor(RegressorMixin, _Perceptron):
-    r"""A perceptron for numbers with a posterior over its weights and over the noise, by any algorithm of the rule.
+    r"""A multilayer perceptron for numbers, with a posterior over its weights and noise, by any algorithm of the rule.
 
-    $y ∼ N(f_θ(x), σ^2)$, $θ ∼ N(0, 1/δ)$ with weights in units of $1/\sqrt{\text{inputs}}$, and q is trained on
-    $E_q[−\log p(y \mid x, θ)] + τ\,\mathrm{KL}(q ‖ p)$. Inputs and targets are standardised first. With several targets
-    (n, K) each has its σ².
+    $y ∼ N(f_θ(x), σ^2)$ and $θ ∼ N(0, 1/δ)$, with weights in units of $1/\sqrt{\text{inputs}}$. The posterior q
+    minimises $E_q[−\log p(y \mid x, θ)] + τ\,\mathrm{KL}(q ‖ p)$. Inputs and targets are standardised first. With
+    several targets, y (n, K), each has its own σ².
 
     Parameters
     ----------
-    noise : "auto", where log σ² is one more parameter of the network, or σ² in y's own units squared.
-    temperature : τ, by default less cold than for classes: the noise is learnt with the weights.
+    hidden_layer_sizes : int or tuple of int, default=(50,)
+        The widths of the hidden layers.
+    activation : {"relu", "tanh"}, default="relu"
+        The activation function.
+    recipe : str or Rule, default="ivon"
+        The algorithm, as for `MLPClassifier`.
+    prior_precision : float or "auto", default=1.0
+        δ, as for `MLPClassifier`.
+    noise : float or "auto", default="auto"
+        σ² in the units of y², or "auto": then log σ² is one more parameter of the network.
+    temperature : float, default=0.3
+        τ, for the recipes by name. It is higher than for classes, because the noise is fitted with the weights.
+    max_iter, batch_size, samples, random_state
+        As for `MLPClassifier`.
 
-    The others, and the attributes, are those of `MLPClassifier`; beside them `noise_` (σ²), `y_mean_` and `y_scale_`.
+    Attributes
+    ----------
+    posterior_, prior_precision_, loss_curve_, n_iter_, x_mean_, x_scale_, state_ : as for `MLPClassifier`.
+    noise_ : σ², for several targets one for each.
+    y_mean_, y_scale_ : what targets are standardised by.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> x = np.linspace(-1, 1, 100)[:, None]
     >>> network = MLPRegressor((8,), max_iter=100, random_state=0).fit(x, x[:, 0])
@@ -234,77 +275,80 @@ class MLPRegressor(RegressorMixin, _Perceptron):
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the start."""
-        return self._learn(X, y, sample_weight)
+        return self._fit(X, y, sample_weight)
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """One pass over new examples, from where the last call ended.
+        """Train for one pass over new examples, from where the last call ended.
 
-        Every call's examples are new ones: the posterior is that of all of them so far. Inputs and targets are
-        standardised as in the first call.
+        The posterior is that of the examples of all calls. Inputs and targets are standardised as in the first call.
         """
-        return self._learn(X, y, sample_weight, go_on=True)
+        return self._fit(X, y, sample_weight, incremental=True)
 
-    def _learn(self, X: Any, y: Any, sample_weight: Any, *, go_on: bool = False) -> Self:
-        later = go_on and hasattr(self, "state_")
-        how = {"dtype": [np.float64, np.float32], "multi_output": True, "y_numeric": True, "reset": not later}
-        X, y = validate_data(self, X, y, **how)
+    def _fit(self, X: Any, y: Any, sample_weight: Any, *, incremental: bool = False) -> Self:
+        is_continued = incremental and hasattr(self, "state_")
+        options = {"dtype": [np.float64, np.float32], "multi_output": True, "y_numeric": True}
+        X, y = validate_data(self, X, y, reset=not is_continued, **options)
         y = column_or_1d(y, warn=True) if y.ndim == 2 and y.shape[1] == 1 else y
-        counts = weights(X, sample_weight)
-        if not later:
-            self.x_mean_, self.x_scale_ = standard(X, counts)
-            self.y_mean_, self.y_scale_ = (np.asarray(value, float) for value in standard(y, counts))
+        weights = example_weights(X, sample_weight)
+        if not is_continued:
+            self.x_mean_, self.x_scale_ = mean_and_scale(X, weights)
+            self.y_mean_, self.y_scale_ = (np.asarray(value, float) for value in mean_and_scale(y, weights))
         elif y.shape[1:] != self.y_mean_.shape:
-            raise ValueError(f"y has the shape {y.shape}, and the first call had {self.y_mean_.size} targets a row.")
+            raise ValueError(
+                f"y has the shape {y.shape}, and the first call had {self.y_mean_.size} targets for each row: pass as "
+                "many."
+            )
         targets = ((y - self.y_mean_) / self.y_scale_).reshape(len(y), -1).astype(X.dtype)
-        if not self._noisy:
+        if not self._fits_noise:  # A noise that is known is passed to the loss beside the targets.
             noise = positive_number("noise", self.noise, alternatives='"auto"') / self.y_scale_.reshape(-1) ** 2
             targets = np.concatenate([targets, np.broadcast_to(noise, targets.shape).astype(X.dtype)], axis=1)
-        self._train(X, targets, counts, go_on=go_on)
-        self._keep_noise()
+        self._train(X, targets, weights, incremental=incremental)
+        self._set_noise()
         return self
 
-    def with_posterior(self, q: Any) -> Self:
+    def with_posterior(self, q: Family) -> Self:
         other = super().with_posterior(q)
-        other._keep_noise()
+        other._set_noise()
         return other
 
-    def _keep_noise(self) -> None:
-        """σ² in y's own units."""
-        found = np.broadcast_to(self.noise, self.y_mean_.size) if not self._noisy else self._learnt_noise()
-        self.noise_ = np.asarray(found, float) if self.y_mean_.ndim else float(found[0])
-
-    def _learnt_noise(self) -> np.ndarray:
-        return np.exp(np.asarray(self.posterior_.mean["log_noise"], float)) * self.y_scale_.reshape(-1) ** 2
+    def _set_noise(self) -> None:
+        """Set `noise_` in the units of y²."""
+        if self._fits_noise:
+            log_noise = np.asarray(self.posterior_.mean["log_noise"], float)
+            noise = np.exp(log_noise) * self.y_scale_.reshape(-1) ** 2
+        else:
+            noise = np.broadcast_to(self.noise, self.y_mean_.size)
+        self.noise_ = np.asarray(noise, float) if self.y_mean_.ndim else float(noise[0])
 
     @property
-    def _noisy(self) -> bool:
-        """Whether the noise is a parameter."""
+    def _fits_noise(self) -> bool:
+        """Whether the noise is a parameter of the network."""
         return isinstance(self.noise, str) and self.noise == "auto"
 
-    def _curvature(self) -> float:
-        return 1.0 if self._noisy else float(np.max(self.y_scale_) ** 2 / self.noise)
+    def _initial_curvature(self) -> float:
+        return 1.0 if self._fits_noise else float(np.max(self.y_scale_) ** 2 / self.noise)
 
     def _network(self) -> Network:
-        network = self._plain(self.y_mean_.size)
-        return _noisy(network, self.y_mean_.size) if self._noisy else network
+        network = self._mlp(self.y_mean_.size)
+        return _cached_with_noise(network, self.y_mean_.size) if self._fits_noise else network
 
     def _objective(self, network: Network, size: Any, rule: Rule) -> Objective:
         strength = self._regularizer(rule, self.prior_precision_)
-        loss = noisy_nll if self._noisy else _known_noise
+        loss = noisy_nll if self._fits_noise else _known_noise_nll
         return Objective(loss, output=network.apply, size=size, regularizer=strength)
 
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The mean of y, and with `return_std` its standard deviation: that of the model and the noise."""
-        mean, spread = self._outputs(X, variance=True)
+        """The mean of a new y, and with `return_std` its standard deviation, of the model and the noise together."""
+        mean, variance = self._predict_outputs(X, variance=True)
         size, shape = self.y_mean_.size, (len(mean), *self.y_mean_.shape)
         mean = self.y_mean_ + self.y_scale_ * mean[:, :size].reshape(shape)
         if not return_std:
             return mean
-        return mean, np.sqrt(self.y_scale_**2 * spread[:, :size].reshape(shape) + self.noise_)
+        return mean, np.sqrt(self.y_scale_**2 * variance[:, :size].reshape(shape) + self.noise_)
 
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
-        """Draws of y, noise included, (n_samples, n); within a draw all rows have the same weights."""
-        outputs, key = self._drawn(X, n_samples, random_state)
+        """Draws of y with its noise, (n_samples, n); within a draw all rows have the same weights."""
+        outputs, key = self._sample_outputs(X, n_samples, random_state)
         f = outputs[..., : self.y_mean_.size].reshape(*outputs.shape[:2], *self.y_mean_.shape)
         noise = np.sqrt(self.noise_) * np.asarray(jax.random.normal(key, f.shape))
         return self.y_mean_ + self.y_scale_ * f + noise
@@ -315,19 +359,28 @@ class MLPRegressor(RegressorMixin, _Perceptron):
         return tags
 
 
-class BinaryMLPClassifier(_Classifier):
-    r"""A perceptron whose weights are all ±1, with the probability of each sign.
+class BinaryMLPClassifier(_NetworkClassifier):
+    r"""A multilayer perceptron whose weights are all ±1, with a posterior probability for each sign.
 
-    $p(y \mid x, θ) = \mathrm{softmax}(f_θ(x))_y$ with θ ∈ {−1, 1} and a uniform prior: no biases (a constant input
-    stands for one), ReLU, every layer's output divided by the root of its number of inputs, and the last one's times 4.
-    Inputs are standardised first.
+    $p(y \mid x, θ) = \mathrm{softmax}(f_θ(x))_y$ with θ ∈ {−1, 1} and a uniform prior. There are no biases; a constant
+    input stands for one. Activations are ReLU, the output of every layer is divided by the square root of its number of
+    inputs, and the scores of the classes are multiplied by 4. Inputs are standardised first.
 
     Parameters
     ----------
-    recipe : "bayesbinn", "straight_through" (predicts with the signs alone), or any rule over `blr.Bernoulli`.
+    hidden_layer_sizes : int or tuple of int, default=(100,)
+        The widths of the hidden layers.
+    recipe : str or Rule, default="bayesbinn"
+        "bayesbinn", "straight_through" (which predicts with the most probable signs), or any rule over `blr.Bernoulli`.
+    max_iter, batch_size, samples, class_weight, random_state
+        As for `MLPClassifier`.
 
-    The others, and the attributes, are those of `MLPClassifier`, but for the prior's.
+    Attributes
+    ----------
+    classes_, posterior_, loss_curve_, n_iter_, x_mean_, x_scale_, state_ : as for `MLPClassifier`.
 
+    Examples
+    --------
     >>> import numpy as np
     >>> x = np.random.default_rng(0).normal(size=(100, 3))
     >>> network = BinaryMLPClassifier((16,), max_iter=50, random_state=0).fit(x, x[:, 0] > x[:, 1])
@@ -355,35 +408,36 @@ class BinaryMLPClassifier(_Classifier):
         self.class_weight, self.random_state = class_weight, random_state
 
     def _network(self) -> Network:
-        return _signs(self._sizes(self.n_features_in_ + 1, len(self.classes_)))
+        return _cached_binary_mlp(self._layer_sizes(self.n_features_in_ + 1, len(self.classes_)))
 
     def _rule(self, steps: int | None) -> Rule:
-        named = {name: partial(schedules.binary, name, steps) for name in schedules.BINARY}
-        return chosen(self.recipe, named, self)
+        named = {name: partial(named_recipes.binary_network_rule, name, steps) for name in named_recipes.BINARY_NETWORK}
+        return choose_rule(self.recipe, named, self)
 
     def _objective(self, network: Network, size: Any, rule: Rule) -> Objective:
         return Objective(softmax_cross_entropy, output=network.apply, size=size)
 
 
-# Networks are functions, and each is made once, or it would be compiled again.
+# A network is a pair of functions. Each is made once, because `fit` compiles again for a new function.
 
 
 @lru_cache(maxsize=256)
-def _perceptron(sizes: tuple[int, ...], activation: str) -> Network:
+def _cached_mlp(sizes: tuple[int, ...], activation: str) -> Network:
     return mlp(sizes, _ACTIVATIONS[activation], normalized=True)
 
 
 @lru_cache(maxsize=256)
-def _noisy(network: Network, outputs: int) -> Network:
+def _cached_with_noise(network: Network, outputs: int) -> Network:
     return with_noise(network, outputs)
 
 
 @lru_cache(maxsize=256)
-def _signs(sizes: tuple[int, ...]) -> Network:
-    plain = binary_mlp(sizes, normalization="fan_in", spread=1.0)
-    return Network(plain.init, lambda params, x: _GAIN * plain.apply(params, jnp.append(x, 1.0)))
+def _cached_binary_mlp(sizes: tuple[int, ...]) -> Network:
+    network = binary_mlp(sizes, normalization="fan_in", spread=1.0)
+    return Network(network.init, lambda params, x: _SCORE_SCALE * network.apply(params, jnp.append(x, 1.0)))
 
 
-def _known_noise(output: Any, target: Any) -> Any:
+def _known_noise_nll(output: Any, target: Any) -> Any:
+    """−log N(y | output, σ²) of a target that holds y and σ²."""
     y, noise = jnp.split(target, 2)
     return gaussian_nll(output, y, noise)

@@ -1,4 +1,4 @@
-"""Rows and targets before a fit: standardised columns, classes as codes, weights of examples."""
+"""Preparing the data of a fit by scikit-learn's conventions: scales of columns, codes of classes, example weights."""
 
 from __future__ import annotations
 
@@ -10,57 +10,66 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight
 
 
-def standard(values: np.ndarray, counts: np.ndarray) -> tuple[Any, Any]:
-    """The weighted mean and standard deviation of every column; a column that does not vary keeps its units.
+def mean_and_scale(values: np.ndarray, weights: np.ndarray) -> tuple[Any, Any]:
+    """The weighted mean and standard deviation of every column; the scale of a constant column is 1.
 
-    >>> standard(np.array([[1.0, 5.0], [3.0, 5.0], [9.0, 9.0]]), np.array([1.0, 1.0, 0.0]))
+    >>> mean_and_scale(np.array([[1.0, 5.0], [3.0, 5.0], [9.0, 9.0]]), np.array([1.0, 1.0, 0.0]))
     (array([2., 5.]), array([1., 1.]))
     """
-    shares = counts / counts.sum()
+    shares = weights / weights.sum()
     mean = shares @ values
     scale = np.sqrt(shares @ (values - mean) ** 2)
-    # Rounding leaves a constant column with a deviation that is no deviation.
+    # By rounding, the computed deviation of a constant column may be slightly above 0.
     return mean, np.where(scale > 1e-12 * np.abs(mean), scale, 1.0)
 
 
-def counted(counts: np.ndarray, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-    """The rows that count for something, and what they count."""
-    seen = counts > 0
-    return (counts[seen], *(array[seen] for array in arrays))
+def drop_unweighted(weights: np.ndarray, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The weights and arrays without the rows whose weight is 0."""
+    weighted = weights > 0
+    return (weights[weighted], *(array[weighted] for array in arrays))
 
 
-def codes(y: Any, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
-    """The sorted classes, and each example's place among them; at least two classes, or a clear error.
+def encode_classes(y: Any, classes: Any = None) -> tuple[np.ndarray, np.ndarray]:
+    """The sorted classes, and the index of each label among them.
 
-    >>> [part.tolist() for part in codes(["yes", "no", "yes"])]
+    Args:
+        y: the labels, of at least two classes.
+        classes: all classes, if y may lack some.
+
+    >>> [part.tolist() for part in encode_classes(["yes", "no", "yes"])]
     [['no', 'yes'], [1, 0, 1]]
     """
     check_classification_targets(y)
     y = np.asarray(y)
-    found = np.unique(y)
+    present = np.unique(y)
     if classes is None:
-        classes = found
+        classes = present
     else:
         classes = np.unique(np.asarray(classes))
-        if not np.isin(found, classes).all():
-            unknown = found[~np.isin(found, classes)]
+        unknown = present[~np.isin(present, classes)]
+        if len(unknown):
             raise ValueError(f"y has classes that are not in classes=: {unknown.tolist()[:5]}.")
     if len(classes) < 2:
         raise ValueError(f"A classifier needs at least two classes in y, and there is one class: {classes.tolist()}.")
     return classes, np.searchsorted(classes, y)
 
 
-def weights(
+def example_weights(
     X: np.ndarray, sample_weight: Any, class_weight: Any = None, classes: Any = None, labels: Any = None
 ) -> Any:
-    """What each example counts: its own weight times its class's.
+    """The weight of each example: its `sample_weight` times the weight of its class.
 
-    `labels` are places among the `classes`; `class_weight` is None, "balanced" or a dict, as in scikit-learn.
+    Args:
+        X: the rows.
+        sample_weight: a weight for each row, or None for 1.
+        class_weight: None, "balanced" or a dict, as in scikit-learn.
+        classes: the classes.
+        labels: the index of each row's class among them.
     """
-    counts = np.array(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
+    weights = np.array(_check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True))
     if class_weight is not None:
-        by_class = compute_class_weight(class_weight, classes=classes, y=classes[labels], sample_weight=counts)
-        counts = counts * by_class[labels]
-    if not counts.sum() > 0:
-        raise ValueError("Every example has the weight 0: there is nothing to learn from.")
-    return counts
+        by_class = compute_class_weight(class_weight, classes=classes, y=classes[labels], sample_weight=weights)
+        weights = weights * by_class[labels]
+    if not weights.sum() > 0:
+        raise ValueError("Every example has the weight 0, so that there is nothing to fit: give some a weight above 0.")
+    return weights

@@ -28,12 +28,12 @@ def models() -> dict[str, dict[str, type[Estimator]]]:
 
     The order is that of `bayesrule.estimators.EXPORTS`; the first model that does a task is its default.
     """
-    found: dict[str, dict[str, type[Estimator]]] = {}
+    by_model: dict[str, dict[str, type[Estimator]]] = {}
     for name in estimators.EXPORTS:
         kind: type[Estimator] = getattr(estimators, name)
         for task in kind.tasks:
-            found.setdefault(kind.model, {})[task] = kind
-    return found
+            by_model.setdefault(kind.model, {})[task] = kind
+    return by_model
 
 
 def default_model(task: str) -> str:

@@ -1,4 +1,4 @@
-"""Ridge regression with a posterior over its weights, the prior's strength and the noise by the evidence."""
+"""Ridge regression with its exact posterior; the prior's precision and the noise maximise the exact evidence."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 
+from ..families.base import Family
 from ..fitting.conjugate_evidence import conjugate_evidence, likelihood_message
 from ..models import regression, ridge
 from ..numerics.checks import positive_number
@@ -19,22 +20,47 @@ from ..objectives.batches import Weighted
 from ..objectives.regularizers import as_regularizer
 from ..recipes import newton
 from ..rule.rule import Rule
-from .base import Estimator, Explain, double, kept, key_of
+from .base import Estimator, Explain, double_precision, make_key, to_numpy
 from .named_recipes import linear_rule
-from .preprocessing import weights
+from .preprocessing import example_weights
 
-_EXACT = ("auto", "conjugate", "newton", "laplace", "von")  # one Newton step is the posterior
+_EXACT = ("auto", "conjugate", "newton", "laplace", "von")  # By all of these, one Newton step gives the posterior.
 
 
 class RidgeRegression(RegressorMixin, Estimator):
     r"""Bayesian ridge regression: $y ∼ N(w^⊤x + b, σ^2)$ with $w ∼ N(0, 1/α)$ and a flat prior on b.
 
-    α and σ² maximise the evidence, which is exact here, unless `prior_precision` and `noise` (σ²) give them. The
-    posterior is one Newton step, on R of a QR decomposition of the data: `partial_fit` adds rows to R, and its answer
-    is that of `fit` on all of them. `posterior_` is over w and b around the means `x_mean_` and `y_mean_`, where they
-    are independent; `coef_` and `intercept_` are not. Another `recipe` (a name, or a rule such as `blr.vogn(1e-2)`)
-    takes `max_iter` steps on the rows themselves.
+    The posterior is exact: one Newton step on R of a QR decomposition of the data. `partial_fit` adds rows to R, so
+    that its posterior is that of `fit` on all rows.
 
+    Parameters
+    ----------
+    recipe : str or Rule, default="auto"
+        "auto" is the exact posterior. Another name of `LogisticRegression`, or a rule such as `blr.vogn(1e-2)`, takes
+        `max_iter` steps on the rows instead.
+    prior_precision : float or "auto", default="auto"
+        α; "auto" maximises the exact evidence.
+    noise : float or "auto", default="auto"
+        σ²; "auto" maximises the exact evidence.
+    fit_intercept : bool, default=True
+        Whether the model has b.
+    max_iter : int, default=100
+        The number of steps of another `recipe`.
+    random_state : int, RandomState or None, default=None
+        The seed of another `recipe`.
+
+    Attributes
+    ----------
+    posterior_ : a Gaussian over {"b", "w"} for inputs and targets from which `x_mean_` and `y_mean_` are subtracted;
+        there b and w are independent.
+    coef_, intercept_ : the posterior means of w and b, for inputs and targets as they are.
+    prior_precision_, noise_ : α and σ².
+    log_evidence_ : the exact log evidence.
+    triangle_, n_samples_seen_ : R and the sum of the weights, to which `partial_fit` adds.
+    n_iter_ : the number of steps.
+
+    Examples
+    --------
     >>> X, y = [[0.0], [1.0], [2.0], [3.0]], [0.1, 0.9, 2.2, 2.8]
     >>> model = RidgeRegression().fit(X, y)
     >>> mean, std = model.predict([[1.5], [6.0]], return_std=True)
@@ -67,108 +93,118 @@ class RidgeRegression(RegressorMixin, Estimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn the weights' posterior."""
+        """Fit the posterior of the weights."""
         if hasattr(self, "triangle_"):
             del self.triangle_
         return self.partial_fit(X, y, sample_weight)
 
-    @double
+    @double_precision
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
-        """Learn from these rows and all that came before."""
+        """Fit the posterior given these rows and those of all earlier calls."""
         first = not hasattr(self, "triangle_")
         exact = isinstance(self.recipe, str) and self.recipe in _EXACT
         rule = None if exact else linear_rule(self.recipe, 1, self.max_iter, self)
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, reset=first)
-        y, counts = np.asarray(y, float), weights(X, sample_weight)
+        y, weights = np.asarray(y, float), example_weights(X, sample_weight)
         before = (
             None if first else ridge.Rows(self.n_samples_seen_, np.append(self.x_mean_, self.y_mean_), self.triangle_)
         )
-        rows = ridge.rows_of(X, y, counts, before, centered=bool(self.fit_intercept))
+        rows = ridge.rows_of(X, y, weights, before, centered=bool(self.fit_intercept))
         self.n_samples_seen_, self.triangle_ = rows.size, rows.triangle
         self.x_mean_, self.y_mean_ = rows.mean[:-1], float(rows.mean[-1])
         self._solve()
         if rule is not None:
-            self._step(rule, X, y, counts)
+            self._fit_by(rule, X, y, weights)
         self.coef_ = np.asarray(self.posterior_.mean["w"])
         self.intercept_ = float(self.posterior_.mean.get("b", 0.0)) + self.y_mean_ - float(self.x_mean_ @ self.coef_)
         return self
 
     @property
     def _prior(self) -> Any:
+        """The regularizer as a function of the hyper-parameters."""
         return regression.strength if self.fit_intercept else regression.strength_alone
 
-    def _scale(self) -> float:
-        """The deviation of y: the unit that the numbers are searched in."""
+    def _target_scale(self) -> float:
+        """The standard deviation of y, the unit in which the hyper-parameters are searched."""
         y = self.triangle_[:, -1]
-        spread = math.sqrt(float(y @ y) / self.n_samples_seen_)
-        return spread if spread > 1e-10 * abs(self.y_mean_) else max(abs(self.y_mean_), 1.0)
+        deviation = math.sqrt(float(y @ y) / self.n_samples_seen_)
+        return deviation if deviation > 1e-10 * abs(self.y_mean_) else max(abs(self.y_mean_), 1.0)
 
     def _solve(self) -> None:
-        """α and β = 1/σ² by the evidence, from the message of unit noise, and the posterior: one Newton step."""
-        scale, features = self._scale(), self.n_features_in_
-        triangle = np.column_stack([np.zeros(len(self.triangle_)), self.triangle_])  # (c, x, y)
+        """Choose α and β = 1/σ² by the evidence, and compute the posterior at them.
+
+        One Newton step with unit noise gives the likelihood's message. For other β it is only multiplied, so that the
+        evidence is a function of the message, and needs no further pass over the rows.
+        """
+        scale, features = self._target_scale(), self.n_features_in_
+        triangle = np.column_stack([np.zeros(len(self.triangle_)), self.triangle_])  # Columns: intercept, x, y.
         triangle[:, -1] /= scale
-        if self.fit_intercept:  # around the means it has nothing to do with the weights
+        if self.fit_intercept:  # Around the means the intercept is independent of the weights: a row of its own.
             triangle = np.vstack([np.eye(1, features + 2) * math.sqrt(self.n_samples_seen_), triangle])
-        rows, wide = bucket(len(triangle)), column_bucket(features)
-        examples = pad(triangle[:, :-1], rows, wide + 1), pad(triangle[:, -1], rows)
-        strength, noise = _number(self.prior_precision, "prior_precision"), _number(self.noise, "noise")
+        rows, padded_features = bucket(len(triangle)), column_bucket(features)
+        examples = pad(triangle[:, :-1], rows, padded_features + 1), pad(triangle[:, -1], rows)
+        given_precision = _positive_or_auto("prior_precision", self.prior_precision)
+        given_noise = _positive_or_auto("noise", self.noise)
         hyper = {
-            "w": 1.0 if strength is None else strength * scale**2,
-            "noise": 1.0 if noise is None else scale**2 / noise,
+            "w": 1.0 if given_precision is None else given_precision * scale**2,
+            "noise": 1.0 if given_noise is None else scale**2 / given_noise,
         }
-        held = ("w",) * (strength is not None) + ("noise",) * (noise is not None)
-        start = regression.zeros(wide, intercept=self.fit_intercept)
+        held = ("w",) * (given_precision is not None) + ("noise",) * (given_noise is not None)
+        start = regression.zeros(padded_features, intercept=self.fit_intercept)
         regularizer = as_regularizer(self._prior(hyper), None)
-        result = self._run(newton(), ridge.ridge(rows, regularizer), start, Weighted(examples, jnp.ones(rows)), steps=1)
+        unit_noise = Weighted(examples, jnp.ones(rows))
+        result = self._run(newton(), ridge.ridge(rows, regularizer), start, unit_noise, steps=1)
         if len(held) < 2:
-            said = likelihood_message(regularizer, result.q), self.n_samples_seen_, triangle[:, -1] @ triangle[:, -1]
-            hyper, _ = conjugate_evidence(self._prior, hyper, result.q, said, ridge.noisy, held=held)
-        precision = float(hyper["noise"])
+            squares = triangle[:, -1] @ triangle[:, -1]
+            message = likelihood_message(regularizer, result.q), self.n_samples_seen_, squares
+            hyper, _ = conjugate_evidence(self._prior, hyper, result.q, message, ridge.noisy, held=held)
+        noise_precision = float(hyper["noise"])
         objective = ridge.ridge(rows, self._prior(hyper))
-        data = Weighted(examples, jnp.full(rows, precision))
+        data = Weighted(examples, jnp.full(rows, noise_precision))
         result = self._run(newton(), objective, result.q, data, steps=1)
-        self.prior_precision_, self.noise_ = float(hyper["w"]) / scale**2, scale**2 / precision
-        self._keep(result.q, scale)
-        constant = self.n_samples_seen_ * (0.5 * math.log(precision / (2 * math.pi)) - math.log(scale))
+        self.prior_precision_, self.noise_ = float(hyper["w"]) / scale**2, scale**2 / noise_precision
+        self._set_posterior(result.q, scale)
+        constant = self.n_samples_seen_ * (0.5 * math.log(noise_precision / (2 * math.pi)) - math.log(scale))
         self.log_evidence_ = float(result.bound or 0.0) + constant
         self.n_iter_ = 1
 
-    def _step(self, rule: Rule, X: np.ndarray, y: np.ndarray, counts: np.ndarray) -> None:
-        """Another algorithm, on the rows as they are."""
-        scale = self._scale()
+    def _fit_by(self, rule: Rule, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> None:
+        """Fit the posterior by another algorithm, on the rows themselves, at the hyper-parameters of the evidence."""
+        scale = self._target_scale()
         hyper = {"w": self.prior_precision_ * scale**2}
         ones = np.full(len(X), float(self.fit_intercept))
-        rows = pad(np.column_stack([ones, X - self.x_mean_]), bucket(len(X)))
-        each = jnp.asarray(pad(counts * scale**2 / self.noise_, len(rows)))
-        data = Weighted((rows, pad((y - self.y_mean_) / scale, len(rows))), each)
+        inputs = pad(np.column_stack([ones, X - self.x_mean_]), bucket(len(X)))
+        precisions = jnp.asarray(pad(weights * scale**2 / self.noise_, len(inputs)))
+        data = Weighted((inputs, pad((y - self.y_mean_) / scale, len(inputs))), precisions)
         start = regression.zeros(X.shape[1], intercept=self.fit_intercept)
-        objective = ridge.ridge(len(rows), self._prior(hyper))
-        result = self._run(rule, objective, start, data, steps=self.max_iter, key=key_of(self.random_state))
+        objective = ridge.ridge(len(inputs), self._prior(hyper))
+        result = self._run(rule, objective, start, data, steps=self.max_iter, key=make_key(self.random_state))
         self.n_iter_ = result.steps
-        self._keep(result.q, scale)
+        self._set_posterior(result.q, scale)
 
-    def _keep(self, q: Any, scale: float) -> None:
-        self.posterior_ = kept(regression.rescaled(regression.narrowed(q, self.n_features_in_), scale))
+    def _set_posterior(self, q: Family, scale: float) -> None:
+        """Set `posterior_`: q without padding columns, in the units of y."""
+        self.posterior_ = to_numpy(regression.rescaled(regression.narrowed(q, self.n_features_in_), scale))
 
-    @double
+    @double_precision
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The expected y, and with `return_std` the standard deviation of a new one, its noise included."""
+        """The mean of a new y, and with `return_std` its standard deviation, with the noise in it."""
         X = self._validate(X)
         mean, variance = regression.in_blocks(regression.outputs, self.posterior_, X - self.x_mean_)
         mean = mean + self.y_mean_
         return (mean, np.sqrt(variance + self.noise_)) if return_std else mean
 
-    @double
+    @double_precision
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draws of y, (n_samples, rows); within a draw all rows have the same weights."""
-        first, second = jax.random.split(key_of(random_state))
+        weight_key, noise_key = jax.random.split(make_key(random_state))
         X = self._validate(X)
-        f = self.y_mean_ + regression.drawn(self.posterior_, X - self.x_mean_, n_samples, first)
-        return np.asarray(f + math.sqrt(self.noise_) * jax.random.normal(second, f.shape))
+        f = self.y_mean_ + regression.drawn(self.posterior_, X - self.x_mean_, n_samples, weight_key)
+        return np.asarray(f + math.sqrt(self.noise_) * jax.random.normal(noise_key, f.shape))
 
 
-def _number(value: Any, name: str) -> float | None:
+def _positive_or_auto(name: str, value: Any) -> float | None:
+    """The value of a parameter as a positive number; None for "auto"."""
     if isinstance(value, str) and value == "auto":
         return None
     return positive_number(name, value, alternatives='"auto"')

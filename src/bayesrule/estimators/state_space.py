@@ -1,4 +1,4 @@
-"""Linear-Gaussian state spaces as estimators: transitions, loadings and noise learnt by EM or with a posterior."""
+"""Linear-Gaussian state spaces: transitions, loadings and noise by EM or with a posterior."""
 
 from __future__ import annotations
 
@@ -13,34 +13,45 @@ from ..factor_graph.model import Model
 from ..families.sites.state_space import StateSpace
 from ..models import kalman
 from ..models.linear_gaussian import linear_gaussian, state_space
+from ..numerics.random import Key
 from ..recipes import em, vmp
 from ..rule.rule import Rule
-from .base import double
+from .base import double_precision
 from .base_iterative import check_positive_ints
-from .base_sequence import SequenceModel, Series, horizon
+from .base_sequence import SequenceModel, Series, check_horizon
 
 
 class LinearGaussianStateSpace(SequenceModel):
-    r"""A state space that is learnt: $x_{t+1} ∼ N(Ax_t, I)$, $y_t ∼ N(m + Cx_t, \mathrm{diag}\,ψ)$, $x_0 ∼ N(0, 10I)$.
+    r"""A linear-Gaussian state space: $x_{t+1} ∼ N(Ax_t, I)$, $y_t ∼ N(m + Cx_t, \mathrm{diag}\,ψ)$, $x_0 ∼ N(0, 10I)$.
 
-    States of unit noise are no loss: any other is a change of their coordinates. `Y` is one series, (T, D) or (T,),
-    many of one length, (N, T, D), or a list of series; NaN is a missing value, entry by entry. m is the mean of all
-    steps. `score`, `filter`, `smooth` and `predict` are Kalman's, with A, C and ψ at their estimates.
+    Unit noise of the states is no restriction: any other noise is a change of their coordinates. m is the mean of all
+    steps. `score`, `filter`, `smooth` and `predict` are those of the Kalman filter with A, C and ψ at their estimates.
+
+    `Y` is one series, (T, D) or (T,), many of one length, (N, T, D), or a list of series; NaN is a missing value.
 
     Parameters
     ----------
-    n_states : how many numbers a state has.
-    method : "em" (maximum likelihood) or "vmp" (a posterior; states that are not needed fade); or a rule.
-    max_iter, tol : a fit ends when a step could gain less than `tol` nats for each step of Y, or after `max_iter`.
-    random_state : draws the start of states beyond the principal components.
+    n_states : int, default=2
+        The dimension of a state.
+    method : {"em", "vmp"} or Rule, default="em"
+        Maximum likelihood by EM, or a posterior by variational message passing, under which states that are not needed
+        shrink to 0.
+    max_iter : int, default=500
+        The maximal number of steps of the algorithm.
+    tol : float, default=1e-3
+        A fit ends when a step could gain less than this many nats for each step of Y.
+    random_state : int, RandomState or None, default=None
+        The seed of the start of states beyond the principal components.
 
     Attributes
     ----------
-    transition_ (K, K), loadings_ (D, K), noise_variance_ (D,), mean_ : A, C, ψ and m; under a posterior E A, E C and
+    transition_ (K, K), loadings_ (D, K), noise_variance_ (D,), mean_ : A, C, ψ and m; with a posterior E A, E C and
         1/E[1/ψ].
-    posterior_ : families over "transition", "loadings", "noise" (1/ψ) and, for "vmp", "scales" and "rates", of Y in
-        units of `scale_` around m; for EM, points.
-    bound_ : the evidence lower bound, every constant included; for EM one on the log-likelihood. n_iter_, converged_.
+    posterior_ : families over "transition", "loadings", "noise" (1/ψ) and, for "vmp", "scales" and "rates", for
+        (Y − m)/`scale_`; for EM, point masses.
+    scale_ : the standard deviations of the columns of Y.
+    bound_ : the evidence lower bound with all constants; for EM a bound on the log-likelihood.
+    converged_, n_iter_ : whether the fit converged, and its number of steps.
 
     Examples
     --------
@@ -74,22 +85,23 @@ class LinearGaussianStateSpace(SequenceModel):
         self.tol = tol
         self.random_state = random_state
 
-    @double
+    @double_precision
     def fit(self, Y: Any, y: Any = None) -> Self:
-        """Fit to one series or many; NaN is missing."""
+        """Fit to one series or many; NaN is a missing value."""
         series = self._series(Y, reset=True)
         check_positive_ints(self, "n_states")
         self.mean_ = np.nanmean(series.steps, axis=(0, 1))
-        spread = np.nanstd(series.steps, axis=(0, 1))
-        self.scale_ = np.where(spread > 0, spread, 1.0)
+        deviation = np.nanstd(series.steps, axis=(0, 1))
+        self.scale_ = np.where(deviation > 0, deviation, 1.0)
         steps = (series.steps - self.mean_) / self.scale_
 
-        def built(priors: Any, key: Any) -> Model:
+        def build(priors: Any, key: Key) -> Model:
             return linear_gaussian(steps, self.n_states, priors=priors, lengths=True, key=key)
 
         data = {"y": steps, "lengths": series.lengths}
-        self._keep(self._settle(built, data, int(series.lengths.sum())))
-        self.bound_ -= float((~np.isnan(steps)).sum((0, 1)) @ np.log(self.scale_))  # the density of Y, in its own units
+        self._set_attributes(self._fit_starts(build, data, int(series.lengths.sum())))
+        # From the density of the standardised series to that of Y.
+        self.bound_ -= float((~np.isnan(steps)).sum((0, 1)) @ np.log(self.scale_))
         system, noise = state_space(self.posterior_)
         self.transition_ = np.asarray(system.transition)
         self.loadings_ = np.asarray(system.emission) * self.scale_[:, None]
@@ -97,40 +109,41 @@ class LinearGaussianStateSpace(SequenceModel):
         return self
 
     def _system(self) -> tuple[StateSpace, np.ndarray]:
-        """In Y's units."""
+        """The state space and the noise at their estimates, in the units of Y."""
         system, _ = state_space(self.posterior_)
-        first = np.asarray(system.covariance)
-        return StateSpace(self.transition_, np.eye(len(first)), self.loadings_, None, first), self.noise_variance_
+        initial_cov = np.asarray(system.covariance)
+        identity = np.eye(len(initial_cov))
+        return StateSpace(self.transition_, identity, self.loadings_, None, initial_cov), self.noise_variance_
 
-    def _each(self, Y: Any, function: Callable[..., Any], ahead: int = 0) -> tuple[Series, list[Any]]:
-        """What one of Kalman's functions says of each series, those past their ends missing."""
+    def _apply(self, function: Callable[..., Any], Y: Any, ahead: int = 0) -> tuple[Series, list[Any]]:
+        """Apply a function of `models.kalman` to each series, padded with at least `ahead` missing steps."""
         check_is_fitted(self)
         series = self._series(Y, ahead=ahead)
         system, noise = self._system()
         return series, [function(system, steps - self.mean_, noise) for steps in series.steps]
 
-    @double
+    @double_precision
     def score(self, Y: Any, y: Any = None) -> float:
         """The log-likelihood of the series."""
-        return float(sum(self._each(Y, kalman.log_likelihood)[1]))
+        return float(sum(self._apply(kalman.log_likelihood, Y)[1]))
 
-    @double
+    @double_precision
     def filter(self, Y: Any, *, return_cov: bool = False) -> Any:
-        """The mean of each state, given the steps up to it: (T, K), or a list of these; and (T, K, K) covariances."""
-        return self._states(*self._each(Y, kalman.filter), return_cov)
+        """The mean of each state given the steps up to it, (T, K), or a list; with `return_cov` also covariances."""
+        return self._states(*self._apply(kalman.filter, Y), return_cov)
 
-    @double
+    @double_precision
     def smooth(self, Y: Any, *, return_cov: bool = False) -> Any:
-        """The mean of each state, given all steps: (T, K), or a list of these; and (T, K, K) covariances."""
-        return self._states(*self._each(Y, kalman.smooth), return_cov)
+        """The mean of each state given all steps, (T, K), or a list; with `return_cov` also covariances."""
+        return self._states(*self._apply(kalman.smooth, Y), return_cov)
 
-    def _states(self, series: Series, found: list[Any], covariances: bool) -> Any:
-        mean = series.cut([one.mean for one in found])
-        return (mean, series.cut([one.covariance for one in found])) if covariances else mean
+    def _states(self, series: Series, marginals: list[Any], return_cov: bool) -> Any:
+        mean = series.cut([states.mean for states in marginals])
+        return (mean, series.cut([states.covariance for states in marginals])) if return_cov else mean
 
-    @double
+    @double_precision
     def smooth_observations(self, Y: Any) -> tuple[Any, Any]:
-        series, smoothed = self._each(Y, kalman.smooth)
+        series, smoothed = self._apply(kalman.smooth, Y)
         mean = series.each(lambda n, length: self.mean_ + np.asarray(smoothed[n].mean)[:length] @ self.loadings_.T)
         return mean, series.each(lambda n, length: self._observation_std(np.asarray(smoothed[n].covariance)[:length]))
 
@@ -139,12 +152,13 @@ class LinearGaussianStateSpace(SequenceModel):
         variance = np.einsum("md,tde,me->tm", self.loadings_, state_covariance, self.loadings_)
         return np.sqrt(variance + self.noise_variance_)
 
-    @double
+    @double_precision
     def predict(self, Y: Any, steps: int = 1, *, return_std: bool = False) -> Any:
-        """The mean of the next steps, (steps, D), or a list of these; with `return_std` their deviations too."""
-        series, found = self._each(Y, kalman.filter, horizon(steps))
+        """The mean of the next steps, (steps, D), or a list of these; with `return_std` also their deviations."""
+        # The padding beyond the end of a series is missing steps, for which the filter gives forecasts.
+        series, filtered = self._apply(kalman.filter, Y, check_horizon(steps))
         ahead = lambda values, length: np.asarray(values)[length : length + steps]
-        mean = series.each(lambda n, length: self.mean_ + ahead(found[n].mean, length) @ self.loadings_.T)
+        mean = series.each(lambda n, length: self.mean_ + ahead(filtered[n].mean, length) @ self.loadings_.T)
         if not return_std:
             return mean
-        return mean, series.each(lambda n, length: self._observation_std(ahead(found[n].covariance, length)))
+        return mean, series.each(lambda n, length: self._observation_std(ahead(filtered[n].covariance, length)))

@@ -1,4 +1,4 @@
-"""Topic models as scikit-learn has them: latent Dirichlet allocation of counts, whole, in mini-batches or in pieces."""
+"""Topic models: latent Dirichlet allocation of word counts, in full batches, mini-batches or increments."""
 
 from __future__ import annotations
 
@@ -14,34 +14,46 @@ from ..factor_graph.model import Model
 from ..fitting.result import Result
 from ..models.topics import documents, latent_dirichlet, settled
 from ..numerics.padding import bucket
+from ..numerics.random import Key
 from ..recipes import svi
 from ..rule.rule import Rule
-from .base import chosen, double, key_of
-from .base_iterative import Falling, Found, Iterated, check_positive_ints, padded_rows
+from .base import choose_rule, double_precision, make_key
+from .base_iterative import FittedModel, IterativeEstimator, PowerDecay, check_positive_ints, padded_rows
 
-_TOGETHER = 16  # documents that settle at a time, where there are many
+_TOGETHER = 16  # Of many documents, how many are iterated together: a group takes as many steps as its slowest.
 
 
-class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Iterated):
+class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeEstimator):
     r"""Latent Dirichlet allocation: $θ_n ∼ Dir(α)$, $β_k ∼ Dir(η)$, every word of document n from $\sum_k θ_{nk}β_k$.
 
     Parameters
     ----------
-    n_components : how many topics.
-    method : "vmp" (all documents at every step) or "svi" (mini-batches); or a rule.
-    doc_topic_prior, topic_word_prior : α and η; None is 1/n_components.
-    max_iter : steps at most; for "svi", passes over the documents.
-    tol : a fit ends when a step could gain less than this many nats for each document.
-    batch_size : documents of a mini-batch, for "svi".
-    learning_decay, learning_offset : "svi" has the rates (t + offset)^−decay.
-    max_doc_update_iter, mean_change_tol : a document's shares settle in so many steps, or when they change by less.
-    random_state : draws the start.
+    n_components : int, default=10
+        The number of topics.
+    method : {"vmp", "svi"} or Rule, default="vmp"
+        Variational message passing on all documents at every step, or on mini-batches.
+    doc_topic_prior, topic_word_prior : float or None, default=None
+        α and η; None is 1/n_components.
+    max_iter : int, default=100
+        The maximal number of steps; for "svi", of passes over the documents.
+    tol : float, default=1e-3
+        A fit ends when a step could gain less than this many nats for each document.
+    batch_size : int, default=128
+        Documents of a mini-batch, for "svi".
+    learning_decay, learning_offset : float, default=0.7 and 10.0
+        "svi" has the rate (t + offset)^−decay at step t.
+    max_doc_update_iter, mean_change_tol : int and float, default=100 and 1e-3
+        The topic shares of a document are iterated at most so often, or until they change by less.
+    random_state : int, RandomState or None, default=None
+        The seed of the start.
 
     Attributes
     ----------
-    components_ (K, V) : how often each topic is expected to give each word, as scikit-learn's; η included.
-    posterior_ : a Dirichlet over "topics". bound_ : the evidence lower bound, every constant but the orders of words
-        included, as scikit-learn's `score`. n_iter_, converged_.
+    components_ (K, V) : the parameters of the topics' Dirichlet posterior, as in scikit-learn: how often each topic is
+        expected to have given each word, plus η.
+    posterior_ : a Dirichlet over "topics".
+    bound_ : the evidence lower bound, with all constants but those of the order of words, as scikit-learn's `score`.
+    converged_, n_iter_ : whether the fit converged, and its number of steps.
 
     Examples
     --------
@@ -90,96 +102,100 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         tags.input_tags.sparse = True
         return tags
 
-    # A fit.
-
-    def _local(self, rate: Any, rows: int) -> Rule:
-        """Documents that settle at every step, and topics that move at this rate."""
+    def _local_rule(self, rate: Any, rows: int) -> Rule:
+        """At every step the documents are iterated to convergence, and the topics move at this rate."""
         check_positive_ints(self, "max_doc_update_iter")
         together = _TOGETHER if rows > 2 * _TOGETHER**2 else None
         return svi(rate, local_steps=self.max_doc_update_iter, tolerance=self.mean_change_tol, together=together)
 
     def _rule(self, rows: int = 1) -> Rule:
-        rates = {"vmp": 1.0, "svi": Falling(self.learning_offset, self.learning_decay)}
-        named = {name: partial(self._local, rate, rows) for name, rate in rates.items()}
-        return chosen(self.method, named, self, parameter="method", example="blr.svi(0.5, local_steps=50)")
+        rates = {"vmp": 1.0, "svi": PowerDecay(self.learning_offset, self.learning_decay)}
+        named = {name: partial(self._local_rule, rate, rows) for name, rate in rates.items()}
+        return choose_rule(self.method, named, self, parameter="method", example="blr.svi(0.5, local_steps=50)")
 
-    def _counts(self, X: Any, *, reset: bool) -> Any:
-        how: dict[str, Any] = {"accept_sparse": "csr", "dtype": np.float64, "ensure_non_negative": True}
-        return validate_data(self, X, reset=reset, **how)
+    def _validate_counts(self, X: Any, *, reset: bool) -> Any:
+        options: dict[str, Any] = {"accept_sparse": "csr", "dtype": np.float64, "ensure_non_negative": True}
+        return validate_data(self, X, reset=reset, **options)
 
-    def _model(self, prior: Any, _: str = "default", key: Any = None) -> Model:
+    def _model(self, word_prior: Any, _: str = "default", key: Key | None = None) -> Model:
+        """The model; `word_prior` is η, or the posterior so far. The kind of priors is not used: EM is not offered."""
         check_positive_ints(self, "n_components")
         for name in ("doc_topic_prior", "topic_word_prior"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}= is a number above 0, or None for 1/n_components, got {value!r}.")
-        alpha = self.doc_topic_prior
-        return latent_dirichlet(self.n_features_in_, self.n_components, document_prior=alpha, word_prior=prior, key=key)
+        return latent_dirichlet(
+            self.n_features_in_,
+            self.n_components,
+            document_prior=self.doc_topic_prior,
+            word_prior=word_prior,
+            key=key,
+        )
 
-    @double
+    @double_precision
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to counts X (documents, words), dense or sparse."""
-        X = self._counts(X, reset=True)
+        X = self._validate_counts(X, reset=True)
         check_positive_ints(self, "batch_size")
         rows = X.shape[0]
-        batch = self.batch_size if self.method == "svi" and self.batch_size < rows else None
-        data = _documents(X) if batch is None else documents(X, width=_width(X))
-        self._found(self._settle(partial(self._model, self.topic_word_prior), data, rows, batch, self._rule(rows)))
+        batch_size = self.batch_size if self.method == "svi" and self.batch_size < rows else None
+        data = _pad_documents(X) if batch_size is None else documents(X, width=_padded_width(X))
+        build = partial(self._model, self.topic_word_prior)
+        self._set_topics(self._fit_starts(build, data, rows, batch_size, self._rule(rows)))
         return self
 
-    @double
+    @double_precision
     def partial_fit(self, X: Any, y: Any = None) -> Self:
-        """Go on with more documents: what was the posterior is the prior now, and `bound_` adds up."""
+        """Condition on more documents: the posterior so far is the prior for them, and `bound_` is the sum."""
         first = not hasattr(self, "components_")
-        X = self._counts(X, reset=first)
-        model = self._model(self.topic_word_prior if first else self.components_, key=key_of(self.random_state))
+        X = self._validate_counts(X, reset=first)
+        model = self._model(self.topic_word_prior if first else self.components_, key=make_key(self.random_state))
         start = None if first else {"topics": self.posterior_["topics"]}
-        how: dict[str, Any] = {"steps": self.max_iter, "tolerance": self.tol * X.shape[0]}
-        result = self._run(self._local(1.0, X.shape[0]), model, start, _documents(X), **how)
-        before = 0.0 if first else self.bound_
-        self._found(Found(model, result, before + float(result.bound or 0.0)))
+        options: dict[str, Any] = {"steps": self.max_iter, "tolerance": self.tol * X.shape[0]}
+        result = self._run(self._local_rule(1.0, X.shape[0]), model, start, _pad_documents(X), **options)
+        bound_before = 0.0 if first else self.bound_
+        self._set_topics(FittedModel(model, result, bound_before + float(result.bound or 0.0)))
         return self
 
-    def _found(self, found: Found) -> None:
-        self._keep(found)
+    def _set_topics(self, fitted: FittedModel) -> None:
+        self._set_attributes(fitted)
         self.components_ = np.asarray(self.posterior_["topics"].concentration)
 
     @property
     def _n_features_out(self) -> int:
         return len(self.components_)
 
-    # New documents.
-
-    def _known(self, X: Any) -> Any:
+    def _validate_new(self, X: Any) -> Any:
         check_is_fitted(self)
-        return self._counts(X, reset=False)
+        return self._validate_counts(X, reset=False)
 
-    def _settled(self, X: Any) -> Result:
-        # The steps of `fit`, of which the first ends it, so that its program serves here too.
-        rule = self._local(0.0, X.shape[0])
-        return settled(self._model(self.topic_word_prior), self.posterior_, _documents(X), rule, self.max_iter)
+    def _fit_documents(self, X: Any) -> Result:
+        """Fit the topic shares of new documents, with the topics fixed."""
+        # Passing the `max_iter` of `fit` reuses its compiled program; the first step converges.
+        rule = self._local_rule(0.0, X.shape[0])
+        return settled(self._model(self.topic_word_prior), self.posterior_, _pad_documents(X), rule, self.max_iter)
 
-    @double
+    @double_precision
     def transform(self, X: Any) -> np.ndarray:
         """The expected share of each topic in each document."""
-        X = self._known(X)
-        return np.asarray(self._settled(X).q["shares"].mean)[: X.shape[0]]
+        X = self._validate_new(X)
+        return np.asarray(self._fit_documents(X).q["shares"].mean)[: X.shape[0]]
 
-    @double
+    @double_precision
     def score(self, X: Any, y: Any = None) -> float:
-        """The evidence lower bound of these documents, the topics where they are."""
-        return float(self._settled(self._known(X)).bound or 0.0)
+        """The evidence lower bound of these documents, with the topics fixed."""
+        return float(self._fit_documents(self._validate_new(X)).bound or 0.0)
 
     def perplexity(self, X: Any) -> float:
-        """exp of minus the bound for each word: the lower the better."""
-        X = self._known(X)
+        """exp(−bound per word) of these documents; lower is better."""
+        X = self._validate_new(X)
         return float(np.exp(-self.score(X) / X.sum()))
 
 
-def _documents(X: Any) -> dict[str, Any]:
-    return documents(X, rows=padded_rows(X.shape[0]), width=_width(X))
+def _pad_documents(X: Any) -> dict[str, Any]:
+    return documents(X, rows=padded_rows(X.shape[0]), width=_padded_width(X))
 
 
-def _width(X: Any) -> int:
-    """Room for the most different words that a document has, so that programs fit other documents too."""
+def _padded_width(X: Any) -> int:
+    """Number of different words to pad every document to: the bucket of the most that a document has."""
     return bucket(int(np.diff(csr_array(X).indptr).max(initial=1)))
