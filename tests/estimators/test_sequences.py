@@ -222,7 +222,7 @@ def test_scikit_learn_s_checks(estimator, check):
 
 
 BAD = {
-    "part": (GaussianHMM(), np.where(NUMBERS > 4, np.nan, NUMBERS), 'take covariance_type="diag"'),
+    "part": (GaussianHMM(), np.where(NUMBERS > 4, np.nan, NUMBERS), 'use covariance_type="diag"'),
     "infinite": (GaussianHMM(), np.where(NUMBERS > 4, np.inf, NUMBERS), "infinity"),
     "empty": (GaussianHMM(), [], "empty|0 sample|at least one"),
     "missing": (GaussianHMM(), np.full(9, np.nan), "no values at all"),
@@ -230,7 +230,7 @@ BAD = {
     "method": (LinearGaussianStateSpace(method="svi"), WAVES, "knows the methods 'em', 'vmp'"),
     "unlike": (GaussianHMM(), [NUMBERS, NUMBERS[:, :1]], "1 features"),
     "counts": (PoissonHMM(), NUMBERS, "Poisson counts are 0, 1, 2"),
-    "columns": (CategoricalHMM(), np.ones((9, 2)), "one category a step"),
+    "columns": (CategoricalHMM(), np.ones((9, 2)), "one category for each step"),
     "letters": (CategoricalHMM(), NUMBERS[:, 0], "Categories are whole numbers"),
     "floor": (GaussianHMM(reg_covar=-1), NUMBERS, "reg_covar= is a variance"),
 }

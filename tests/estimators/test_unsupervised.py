@@ -128,7 +128,7 @@ def test_rows_that_fill_buckets_change_nothing_and_spare_compiling(name, monkeyp
     programs = run_chunk._cache_size()
     clone(estimator).fit(others)
     assert run_chunk._cache_size() == programs
-    monkeypatch.setattr(f"bayesrule.estimators.{module}.room", lambda rows: rows)
+    monkeypatch.setattr(f"bayesrule.estimators.{module}.padded_rows", lambda rows: rows)
     same(first, clone(estimator).fit(rows), rtol=1e-8, atol=1e-11)
 
 

@@ -172,10 +172,9 @@ class GaussianProcessRegressor(RegressorMixin, _GaussianProcess):
         self.y_mean_, self.y_scale_ = 0.0, 1.0
         if self.normalize_y:
             self.y_mean_, self.y_scale_ = (float(value) for value in mean_and_scale(y, weights))
-        noise: Any = self.noise
-        is_noise_free = isinstance(noise, str) and noise == "auto"
-        if not is_noise_free and not (isinstance(noise, Real) and float(noise) > 0):
-            raise ValueError(f'noise= is "auto" or the variance of y about f, a number above 0, got {noise!r}.')
+        is_noise_free = isinstance(self.noise, str) and self.noise == "auto"
+        if not is_noise_free and not (isinstance(self.noise, Real) and float(self.noise) > 0):
+            raise ValueError(f'noise= is "auto" or the variance of y about f, a number above 0, got {self.noise!r}.')
         rows = bucket(len(y))
         x, y = pad(x, rows), pad((y - self.y_mean_) / self.y_scale_, rows)
         padded_weights = pad(weights, rows)
@@ -186,7 +185,7 @@ class GaussianProcessRegressor(RegressorMixin, _GaussianProcess):
             # The evidence can have two maxima: a process that follows the data, and a smooth one with much noise.
             starts = [{**free, "noise": 0.05}, {**free, "noise": 0.5}]
         else:
-            hyper["noise"] = noise / self.y_scale_**2
+            hyper["noise"] = float(self.noise) / self.y_scale_**2
         if free or is_noise_free:
             evidence = lambda logs: _log_evidence(logs, hyper, inducing, x, y, padded_weights)
             maxima = [maximize(evidence, start, within=_LARGEST_FACTOR, relative_gain=1e-10) for start in starts]
@@ -320,7 +319,7 @@ class GaussianProcessClassifier(ClassifierMixin, _GaussianProcess):
     def _choose_kernel(self, x: np.ndarray, data: Weighted, kernel: Kernel, inducing: Any, method: str) -> Kernel:
         """The kernel that maximises the bound. Every evaluation starts from the posterior of the last one."""
         points, rule = _POINTS[method], _RULES[method]
-        q: Any = _class_model(x, inducing, kernel, points).started(None)
+        q: Any = _class_model(x, inducing, kernel, points).starting_point(None)
 
         def evaluate(logs: Any) -> tuple[Any, Any]:
             nonlocal q

@@ -14,7 +14,7 @@ from sklearn.utils.validation import validate_data
 
 from ..families.base import Family
 from ..families.gaussian.full import Gaussian
-from ..fitting.empirical_bayes import Evidence, matched
+from ..fitting.empirical_bayes import Evidence, empirical_bayes
 from ..fitting.result import Result
 from ..models import regression
 from ..numerics.padding import bucket, column_bucket, pad
@@ -121,20 +121,26 @@ class _LinearModel(Estimator):
         is_exact = rule.family.kind is Gaussian and not rule.points.random and self.batch_size is None and not is_huge
         use_rule = is_exact and (rule.points.delta or start["w"].ndim == 1)
         hyper: Any = {"w": 1.0, "unit": _weight_unit(X[subset], weights[subset])}
-        options: Any = {"run": self._run, "belief": regression.wide, "held": ("unit",)}
+        options: Any = {
+            "method": "conjugate",
+            "prior": prior,
+            "run": self._run,
+            "belief": regression.wide,
+            "held": ("unit",),
+        }
         final: Any = {"steps": self.max_iter, "tolerance": self.tol}
         if use_rule and rule.points.delta:
-            return matched(rule, objective, prior, hyper, start, data, **options, **final), True
+            return empirical_bayes(rule, objective, hyper, start, data, **options, **final), True
         laplace_data = data
         if is_huge:
             subset_weights = weights[subset] * (weights.sum() / weights[subset].sum())
             laplace_data = _pad_data(X[subset], y[subset], subset_weights, start["w"].shape[0])
-        evidence = matched(
-            laplace(), objective, prior, hyper, start, laplace_data, tolerance=_ROUGH_TOLERANCE, **options
-        )
+        rough: Any = {"tolerance": _ROUGH_TOLERANCE}
+        evidence = empirical_bayes(laplace(), objective, hyper, start, laplace_data, **options, **rough)
         if not use_rule:
             return evidence, False
-        return matched(rule, objective, prior, evidence.hyper, evidence.result.q, data, **options, **final), True
+        start = evidence.result.q
+        return empirical_bayes(rule, objective, evidence.hyper, start, data, **options, **final), True
 
     def _given_precision(self) -> float | None:
         """`prior_precision` as a number; None for "auto"."""
@@ -191,8 +197,7 @@ class _LinearModel(Estimator):
         data = _pad_data(X, y, weights, X.shape[1])
         result = self._fit_posterior(self._rule(outputs, X), objective, prior, data, len(X))
         self._set_attributes(result, X.shape[1])
-        both_bounds = result.bound is not None and bound_before is not None
-        self.bound_ = bound_before + float(result.bound) if both_bounds else None
+        self.bound_ = None if result.bound is None or bound_before is None else bound_before + float(result.bound)
         return self
 
     def _predictive(self, X: np.ndarray) -> tuple[np.ndarray, ...]:

@@ -99,7 +99,7 @@ class Watcher:
         begin = start if saved is None else saved
         result = fit(rule, objective, begin, data, steps=remaining, progress=report_progress, **options)
         result.trace = _concatenate(saved_trace, result.trace)
-        if saved is not None and had_ended:
+        if had_ended:  # A fit of no steps says "steps"; why this one ended was saved.
             result.reason = saved.reason
         if result.reason == "interrupted":
             if path is not None:
@@ -107,7 +107,7 @@ class Watcher:
             raise KeyboardInterrupt
         self.traces.append(result.trace)
         self.rules.append(rule)
-        self.reasons.append(result.reason)
+        self.reasons.append(result.reason.value)
         return result
 
     def trace(self) -> dict[str, np.ndarray]:
