@@ -70,9 +70,9 @@ class Watcher:
         """Run `bayesrule.fit`; the trace of a resumed fit includes the steps before the interruption."""
         number = len(self.traces)
         path = None if self.folder is None else self.folder / f"fit{number}.npz"
-        saved = load(path) if path is not None and path.exists() else None
+        saved: Result | None = load(path) if path is not None and path.exists() else None
         saved_trace = {} if saved is None else saved.trace
-        had_ended = saved is not None and saved.reason != "steps"
+        saved_reason = None if saved is None or saved.reason == "steps" else saved.reason
         steps_before = 0 if saved is None else saved.steps
         offset = sum(len(trace["objective"]) for trace in self.traces)
         last_saved: float | None = None
@@ -95,12 +95,12 @@ class Watcher:
                 value = float(trace[name][-1])
                 self.show(Progress(number, result.steps, steps, value, name == "bound", heldout))
 
-        remaining = 0 if had_ended else max(0, steps - steps_before)
+        remaining = 0 if saved_reason is not None else max(0, steps - steps_before)
         begin = start if saved is None else saved
         result = fit(rule, objective, begin, data, steps=remaining, progress=report_progress, **options)
         result.trace = _concatenate(saved_trace, result.trace)
-        if had_ended:  # A fit of no steps says "steps"; why this one ended was saved.
-            result.reason = saved.reason
+        if saved_reason is not None:  # The saved fit had ended, and the fit of no further steps does not know why.
+            result.reason = saved_reason
         if result.reason == "interrupted":
             if path is not None:
                 result.save(path)
