@@ -1,7 +1,7 @@
-"""BayesPy's models for bench_messages.py, and the data of both: `python bayespy_peer.py MODEL SWEEPS` prints seconds.
+"""BayesPy's models for bench_messages.py, and the common data: `python bayespy_peer.py MODEL SWEEPS` prints seconds.
 
 BayesPy 0.6.6 needs NumPy 1 (`pip install bayespy==0.6.6 numpy==1.26.4 scipy==1.13.1`), so this file runs in an
-interpreter of its own. A sweep computes the bound, as ours do.
+interpreter of its own. A sweep also computes the bound, as ours does.
 """
 
 import sys
@@ -18,7 +18,7 @@ def mixture_data(size=100_000, width=10, components=10):
 
 
 def principal_data(size=1000, width=20, rank=5):
-    """The data, and where the loadings start."""
+    """The data, and the initial loadings."""
     rng = np.random.default_rng(0)
     y = rng.normal(size=(size, rank)) @ rng.normal(size=(rank, width)) + 0.3 * rng.normal(size=(size, width))
     return y, rng.normal(size=(width, rank))

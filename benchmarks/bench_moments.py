@@ -1,8 +1,8 @@
-"""Per-example squared gradients beside the plain gradient of a batch: ours, and JAX's vmap(grad).
+"""The sum of squared per-example gradients, compared with the plain gradient of the batch and with JAX's vmap(grad).
 
 An MLP 784-512-256-10 and a CNN (28×28, two strided 3×3 convolutions with 16 and 32 channels, one dense layer), a batch
-of 128 in float32. The peer to be matched is `value_and_grad` of the weighted mean loss, which gives no squares at all.
-Alternating runs, the ratio of the least times, and the compiler's own count of temporary memory.
+of 128 in float32. The reference is `value_and_grad` of the weighted mean loss, which gives no squares at all. The
+temporary memory is the compiler's own count.
 """
 
 from __future__ import annotations
@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from timing import fastest
-
-from bayesrule.curvature.per_example import second_moments
 
 BATCH, REPEATS = 128, 200
 
@@ -32,13 +30,14 @@ def mlp_loss(params, example):
 def cnn_loss(params, example):
     h = example[0][None, :, :, None]
     for weight, bias in params[:-1]:
-        numbers = ("NHWC", "HWIO", "NHWC")
-        h = jax.nn.relu(jax.lax.conv_general_dilated(h, weight, (2, 2), "SAME", dimension_numbers=numbers) + bias)
+        layout = ("NHWC", "HWIO", "NHWC")
+        h = jax.nn.relu(jax.lax.conv_general_dilated(h, weight, (2, 2), "SAME", dimension_numbers=layout) + bias)
     weight, bias = params[-1]
     return cross_entropy(h.reshape(-1) @ weight + bias, example[1])
 
 
 def layers(*shapes):
+    """Random weights and zero biases of these shapes."""
     rng = np.random.default_rng(0)
 
     def draw(shape):
@@ -47,34 +46,45 @@ def layers(*shapes):
     return [(draw(shape), jnp.zeros(shape[-1], jnp.float32)) for shape in shapes]
 
 
-def main(data=None):
+def mlp_params():
+    return layers((784, 512), (512, 256), (256, 10))
+
+
+def batch():
+    """Random images and labels."""
     rng = np.random.default_rng(1)
-    examples = jnp.asarray(rng.standard_normal((BATCH, 28, 28)), jnp.float32), jnp.asarray(rng.integers(0, 10, BATCH))
+    return jnp.asarray(rng.standard_normal((BATCH, 28, 28)), jnp.float32), jnp.asarray(rng.integers(0, 10, BATCH))
+
+
+def main(data=None):
+    from bayesrule.curvature.per_example import second_moments
+
+    examples = batch()
     weights = jnp.full(BATCH, 1 / BATCH, jnp.float32)
     cases = {
-        "MLP 784-512-256-10": (mlp_loss, layers((784, 512), (512, 256), (256, 10)), 1.6),
+        "MLP 784-512-256-10": (mlp_loss, mlp_params(), 1.6),
         "CNN 16-32-10": (cnn_loss, layers((3, 3, 1, 16), (3, 3, 16, 32), (7 * 7 * 32, 10)), 1.8),
     }
-    for name, (loss, params, aim) in cases.items():
+    for name, (loss, params, target) in cases.items():
 
         def plain(params, examples, weights, loss=loss):
             return jax.value_and_grad(lambda p: weights @ jax.vmap(loss, (None, 0))(p, examples))(params)
 
         def naive(params, examples, weights, loss=loss):
-            values, slopes = jax.vmap(jax.value_and_grad(loss), (None, 0))(params, examples)
-            sums = [jax.tree.map(lambda g, p=p: jnp.tensordot(weights, g**p, axes=1), slopes) for p in (1, 2)]
+            values, gradients = jax.vmap(jax.value_and_grad(loss), (None, 0))(params, examples)
+            sums = [jax.tree.map(lambda g, p=p: jnp.tensordot(weights, g**p, axes=1), gradients) for p in (1, 2)]
             return values, *sums
 
         def ours(params, examples, weights, loss=loss):
             return second_moments(loss, params, examples, weights)
 
-        built = [jax.jit(f).lower(params, examples, weights).compile() for f in (plain, ours, naive)]
+        programs = [jax.jit(f).lower(params, examples, weights).compile() for f in (plain, ours, naive)]
         names = "plain gradient", "ours, with squares", "vmap(grad)"
-        runs = {way: lambda f=f, p=params: f(p, examples, weights) for way, f in zip(names, built, strict=True)}
+        runs = {way: lambda f=f, p=params: f(p, examples, weights) for way, f in zip(names, programs, strict=True)}
         times = fastest(runs, REPEATS)
         size = sum(leaf.size for leaf in jax.tree.leaves(params))
-        print(f"{name}, batch {BATCH}, {size:,} parameters (aim: at most {aim} times the plain gradient)")
-        for (way, seconds), f in zip(times.items(), built, strict=True):
+        print(f"{name}, batch {BATCH}, {size:,} parameters (target: at most {target} times the plain gradient)")
+        for (way, seconds), f in zip(times.items(), programs, strict=True):
             memory = f.memory_analysis().temp_size_in_bytes / 2**20
             ratio = seconds / times["plain gradient"]
             print(f"  {way:<20} {1e3 * seconds:8.2f} ms   ratio {ratio:5.2f}   {memory:7.1f} MB temporary")

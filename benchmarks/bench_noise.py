@@ -1,4 +1,4 @@
-"""Ten million float32 normals: ours against `jax.random.normal` and torch's."""
+"""Ten million float32 normal numbers: ours, `jax.random.normal` and torch's."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from bayesrule.numerics.random import normal
 SIZE = 10_000_000
 
 
-def numbers(repeats):
-    key, into = jax.random.key(0), {name: jnp.zeros(SIZE) for name in ("ours", "jax")}
+def main(data=None, repeats=20):
+    key, arrays = jax.random.key(0), {name: jnp.zeros(SIZE) for name in ("ours", "jax")}
     draws = {
         "ours": jax.jit(lambda key, x: x + normal(key, x.shape), donate_argnums=1),
         "jax": jax.jit(lambda key, x: x + jax.random.normal(key, x.shape), donate_argnums=1),
     }
 
     def run(name):
-        into[name] = draws[name](jax.random.clone(key), into[name])
-        return into[name]
+        arrays[name] = draws[name](jax.random.clone(key), arrays[name])
+        return arrays[name]
 
     runs = {"ours": lambda: run("ours"), "jax.random.normal": lambda: run("jax")}
     try:
         import torch
     except ImportError:
-        print("  torch is not installed")
+        print("  torch is not run: it is not installed.")
     else:
         with torch.no_grad():
             x = torch.zeros(SIZE)
@@ -34,10 +34,6 @@ def numbers(repeats):
     times = fastest(runs, repeats)
     for name, seconds in times.items():
         print(f"  {name:<42} {1e3 * seconds:8.2f} ms   ours / this {times['ours'] / seconds:.3f}")
-
-
-def main(data=None):
-    numbers(20)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """One step of SGD, Adam and IVON on 10⁷ (and 10⁵) float32 parameters, against optax and ivon-opt.
 
-The gradient is an array that is given, so that the step alone is timed: optax is handed it, ours has a loss whose
-derivative it is. Programs are jitted and their buffers donated; ours and the peers' are interleaved. "Scanned" is five
-steps in one call, as in `fit`. ivon-opt runs where it is installed (`pip install torch==2.13.0 ivon-opt==0.1.3`).
+The gradient is a fixed array, so that only the step is timed: optax gets it as an argument, ours through a loss with
+this derivative. Programs are jitted and their buffers donated; all take turns. "Scanned" is five steps in one call, as
+in `fit`. ivon-opt runs if it is installed (`pip install torch==2.13.0 ivon-opt==0.1.3`).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import optax
-from timing import fastest
+from timing import compare, fastest
 
 import bayesrule as blr
 
 LEAVES, SIZE, DECAY, SCANNED = 16, 1000, 1e-3, 5
-AIMS = {
+TARGETS = {
     ("sgd", "optax sgd"): 1.05,
     ("adam", "optax adam"): 1.05,
     ("ivon", "adam"): 4.0,
@@ -29,7 +30,7 @@ AIMS = {
 
 @jax.custom_vjp
 def loss(params: dict, slope: dict) -> jax.Array:
-    """A number whose derivative in the parameters is `slope`."""
+    """A loss of value 0 whose derivative in the parameters is `slope`."""
     return jnp.zeros(())
 
 
@@ -46,7 +47,7 @@ def arrays(count: int) -> tuple[dict, dict]:
     return params, slope
 
 
-def theirs(transformation: optax.GradientTransformation, count: int) -> Callable[[], None]:
+def optax_step(transformation: optax.GradientTransformation, count: int) -> Callable[[], None]:
     params, slope = arrays(count)
 
     @partial(jax.jit, donate_argnums=(0, 1))
@@ -66,7 +67,7 @@ def theirs(transformation: optax.GradientTransformation, count: int) -> Callable
 def ours(
     rule: blr.Rule, count: int, regularizer: float | None = None, steps: int = 1
 ) -> tuple[Callable[[], None], float]:
-    """A call of one or more steps, and the temporary memory of its program in units of the parameters."""
+    """A call of one or more steps, and the temporary memory of its program as a multiple of the parameters."""
     params, slope = arrays(count)
     objective = blr.Objective(loss, size=SIZE, regularizer=regularizer)
     batch = jax.tree.map(lambda x: x[None], slope)
@@ -79,7 +80,7 @@ def ours(
         return jax.lax.scan(one, state, jax.random.split(key, steps))[0]
 
     carry = [jax.tree.map(jnp.array, rule.init(params, objective))]
-    keys = iter(jax.random.split(jax.random.key(0), 1000))
+    keys = itertools.cycle(jax.random.split(jax.random.key(0), 1000))
 
     def run() -> None:
         carry[0] = step(carry[0], batch, next(keys))
@@ -89,7 +90,7 @@ def ours(
     return run, compiled.memory_analysis().temp_size_in_bytes / (4 * count)
 
 
-def ivon_opt(count: int) -> Callable[[], None] | None:
+def ivon_opt_step(count: int) -> Callable[[], None] | None:
     try:
         import ivon
         import torch
@@ -109,31 +110,31 @@ def ivon_opt(count: int) -> Callable[[], None] | None:
     return run
 
 
-def main(data: Path | None) -> None:
+def main(data: Path | None = None) -> None:
     for count, repeats in ((10_000_000, 40), (100_000, 200)):
-        mine = {
+        own = {
             "sgd": ours(blr.sgd(0.1), count),
             "adam": ours(blr.adam(1e-3), count),
             "ivon": ours(blr.ivon(0.1), count, SIZE * DECAY),
         }
-        runs = {name: pair[0] for name, pair in mine.items()}
-        runs |= {"optax sgd": theirs(optax.sgd(0.1), count), "optax adam": theirs(optax.adam(1e-3), count)}
+        runs = {name: pair[0] for name, pair in own.items()}
+        runs |= {"optax sgd": optax_step(optax.sgd(0.1), count), "optax adam": optax_step(optax.adam(1e-3), count)}
         for name, rule, prior in (("adam", blr.adam(1e-3), None), ("ivon", blr.ivon(0.1), SIZE * DECAY)):
-            mine[f"{name}, scanned"] = ours(rule, count, prior, SCANNED)
-            runs[f"{name}, scanned"] = mine[f"{name}, scanned"][0]
-        peer = ivon_opt(count)
-        aims = dict(AIMS) if count > 10**6 else {}
+            own[f"{name}, scanned"] = ours(rule, count, prior, SCANNED)
+            runs[f"{name}, scanned"] = own[f"{name}, scanned"][0]
+        peer = ivon_opt_step(count)
+        targets = dict(TARGETS) if count > 10**6 else {}
         if peer is not None:
             runs["ivon-opt"] = peer
-            aims["ivon", "ivon-opt"] = 0.15 if count > 10**6 else 0.5
+            targets["ivon", "ivon-opt"] = 0.15 if count > 10**6 else 0.5
         times = {name: t / (SCANNED if "scanned" in name else 1) for name, t in fastest(runs, repeats).items()}
         print(f"{count:,} parameters in {LEAVES} leaves")
         for name, seconds in times.items():
-            memory = f"   temporaries {mine[name][1]:.2f} × the parameters" if name in mine else ""
+            memory = f"   temporaries {own[name][1]:.2f} × the parameters" if name in own else ""
             print(f"  {name:<16}{1e3 * seconds:8.2f} ms{memory}")
-        for (name, other), aim in aims.items():
-            print(f"  {name} / {other}: {times[name] / times[other]:.2f} (aim {aim})")
+        for (name, peer_name), target in targets.items():
+            print(compare(name, times[name], peer_name, times[peer_name], target))
 
 
 if __name__ == "__main__":
-    main(None)
+    main()
