@@ -5,8 +5,8 @@
 One series of 50,000 steps in two dimensions, eight states, from the same start. The time of an iteration is a
 difference (see `timing.seconds_per_iteration`). hmmlearn (float64) runs in both of its implementations, "scaling" and
 "log", dynamax (float32) inside one `jax.jit`, if it is installed; each with its default threads and with one BLAS
-thread, and the fastest counts. Ours is `fit`, which also computes the bound and the decrement of every iteration, and `rule.step`
-alone.
+thread, and the fastest counts. Ours is `fit`, which also computes the bound and the decrement of every iteration, and
+`rule.step` alone.
 """
 
 from __future__ import annotations

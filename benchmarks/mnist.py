@@ -1,9 +1,9 @@
-"""Networks on MNIST: accuracy, calibration and out-of-distribution detection of the point and the Bayesian algorithms.
+"""Networks on MNIST: accuracy, calibration and out-of-distribution detection of point and Bayesian algorithms.
 
     python benchmarks/mnist.py --data FOLDER [--seeds 3] [--epochs 5] [--write docs/mnist.md]
 
-FOLDER/mnist.npz has X, y, X_test, y_test. Seeds are paired: an algorithm's run has the same first weights, the same
-order of the data and the same objective as the others' with that seed. Bayesian predictions average 32 draws.
+FOLDER/mnist.npz has X, y, X_test, y_test. Seeds are paired: all algorithms with one seed have the same initial weights,
+the same order of the data and the same objective. Bayesian predictions average over 32 samples of the weights.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def load(folder: Path) -> dict[str, np.ndarray]:
     rotated = np.rot90(file["X_test"], axes=(1, 2))
     random = np.random.default_rng(0)
     noise = random.normal(size=file["X_test"].shape)
-    for axis in (1, 2):  # blurred noise with the stroke width and the ink of a digit: strokes that are no letters
+    for axis in (1, 2):  # Blurred noise with the stroke width and the share of ink of a digit.
         noise = sum(np.roll(noise, shift, axis) for shift in (-2, -1, 0, 1, 2))
     ink = np.quantile(noise.reshape(len(noise), -1), 0.81, axis=1)[:, None, None]
     scribbles = 255 * (noise > ink)
@@ -44,21 +44,21 @@ def load(folder: Path) -> dict[str, np.ndarray]:
     }
 
 
-def decayed(rate: float, steps: int) -> optax.Schedule:
+def cosine_decay(rate: float, steps: int) -> optax.Schedule:
     return optax.cosine_decay_schedule(rate, steps)
 
 
 def algorithms(steps: int) -> dict[str, tuple[blr.Rule, float]]:
-    """Each with the prior's precision: Adam also without one, as it is mostly run."""
+    """Each algorithm with the prior's precision; Adam also without a prior, as it is mostly used."""
     return {
-        "adam, no prior": (blr.adam(decayed(1e-3, steps)), 0.0),
-        "adam": (blr.adam(decayed(1e-3, steps)), PRIOR),
-        "vogn": (blr.vogn(decayed(0.5, steps)), PRIOR),
-        "ivon": (blr.ivon(decayed(0.5, steps), decay=0.999), PRIOR),
+        "adam, no prior": (blr.adam(cosine_decay(1e-3, steps)), 0.0),
+        "adam": (blr.adam(cosine_decay(1e-3, steps)), PRIOR),
+        "vogn": (blr.vogn(cosine_decay(0.5, steps)), PRIOR),
+        "ivon": (blr.ivon(cosine_decay(0.5, steps), decay=0.999), PRIOR),
     }
 
 
-def trained(rule: blr.Rule, prior: float, data: dict, steps: int, seed: int) -> dict[str, float]:
+def train(rule: blr.Rule, prior: float, data: dict, steps: int, seed: int) -> dict[str, float]:
     objective = blr.Objective(
         networks.softmax_cross_entropy, output=NETWORK.apply, size=len(data["y"]), regularizer=prior
     )
@@ -82,7 +82,7 @@ def trained(rule: blr.Rule, prior: float, data: dict, steps: int, seed: int) -> 
         for name in ("x_test", "rotated", "scribbles")
     }
     known = metrics.predictive_entropy(probabilities["x_test"])
-    found = {
+    scores = {
         "accuracy": 100 * metrics.accuracy(probabilities["x_test"], data["y_test"]),
         "nll": metrics.nll(probabilities["x_test"], data["y_test"]),
         "ece": metrics.ece(probabilities["x_test"], data["y_test"]),
@@ -90,18 +90,18 @@ def trained(rule: blr.Rule, prior: float, data: dict, steps: int, seed: int) -> 
         "auroc rotated": metrics.auroc(known, metrics.predictive_entropy(probabilities["rotated"])),
         "auroc scribbles": metrics.auroc(known, metrics.predictive_entropy(probabilities["scribbles"])),
     }
-    return {name: float(value) for name, value in found.items()} | {"seconds": seconds}
+    return {name: float(value) for name, value in scores.items()} | {"seconds": seconds}
 
 
 def binary_algorithms(steps: int) -> dict[str, blr.Rule]:
     return {
-        "straight_through": blr.straight_through(decayed(10_000.0, steps)),
-        "bayesbinn": blr.bayesbinn(decayed(1e-4, steps), relaxation=1e-10, smoothing=1e-10),
+        "straight_through": blr.straight_through(cosine_decay(10_000.0, steps)),
+        "bayesbinn": blr.bayesbinn(cosine_decay(1e-4, steps), relaxation=1e-10, smoothing=1e-10),
     }
 
 
-def trained_binary(rule: blr.Rule, data: dict, steps: int, seed: int) -> dict[str, float]:
-    """Binary weights, batch normalisation without parameters; predictions with the most probable signs."""
+def train_binary(rule: blr.Rule, data: dict, steps: int, seed: int) -> dict[str, float]:
+    """Binary weights, batch normalisation without parameters; the most probable signs predict."""
     objective = blr.Objective.from_batch(BINARY.loss, size=len(data["y"]), aux=BINARY.statistics)
     start, order = jax.random.split(jax.random.key(seed))
     began = time.perf_counter()
@@ -111,7 +111,7 @@ def trained_binary(rule: blr.Rule, data: dict, steps: int, seed: int) -> dict[st
     seconds = time.perf_counter() - began
     signs = jax.tree.map(lambda x: jnp.where(x >= 0, 1.0, -1.0), result.q.natural())
     statistics, apply = result.state.aux, jax.jit(BINARY.apply, static_argnames="train")
-    for first in range(0, 20 * 512, 512):  # the running averages belong to the signs of other steps
+    for first in range(0, 20 * 512, 512):  # The running averages are those of earlier signs: recompute them.
         _, statistics = apply(signs, data["x"][first : first + 512], statistics, train=True)
     logits, _ = apply(signs, data["x_test"], statistics, train=False)
     probabilities = jax.nn.softmax(logits)
@@ -123,7 +123,7 @@ def trained_binary(rule: blr.Rule, data: dict, steps: int, seed: int) -> dict[st
 
 
 def table(rows: dict[str, list[dict[str, float]]]) -> str:
-    """Mean ± standard error over the seeds."""
+    """A table of mean ± standard error over the seeds."""
     columns = list(next(iter(rows.values()))[0])
     lines = ["| | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
     for name, runs in rows.items():
@@ -137,13 +137,13 @@ def table(rows: dict[str, list[dict[str, float]]]) -> str:
     return "\n".join(lines)
 
 
-def paired(rows: dict[str, list[dict[str, float]]], name: str, other: str) -> str:
-    """How much better one is than another, seed by seed."""
-    said = []
+def paired_gains(rows: dict[str, list[dict[str, float]]], name: str, other: str) -> str:
+    """The mean gain of one algorithm over another, and in how many seeds it is positive."""
+    parts = []
     for column, sign in (("accuracy", 1), ("nll", -1), ("ece", -1), ("auroc rotated", 1), ("auroc scribbles", 1)):
         gains = np.array([sign * (a[column] - b[column]) for a, b in zip(rows[name], rows[other], strict=True)])
-        said.append(f"{column} {gains.mean():+.4f} ({int(np.sum(gains > 0))} of {len(gains)})")
-    return f"{name} over {other}, better by: " + ", ".join(said)
+        parts.append(f"{column} {gains.mean():+.4f} ({int(np.sum(gains > 0))} of {len(gains)})")
+    return f"{name} over {other}, better by: " + ", ".join(parts)
 
 
 def main() -> None:
@@ -158,15 +158,15 @@ def main() -> None:
     rows: dict[str, list] = {}
     for seed in range(arguments.seeds):
         for name, (rule, prior) in algorithms(steps).items():
-            rows.setdefault(name, []).append(trained(rule, prior, data, steps, seed))
+            rows.setdefault(name, []).append(train(rule, prior, data, steps, seed))
             print(name, seed, rows[name][-1], flush=True)
     binary_steps = arguments.epochs * (len(data["y"]) // BATCH)
     signs: dict[str, list] = {}
     for seed in range(arguments.seeds):
         for name, rule in binary_algorithms(binary_steps).items():
-            signs.setdefault(name, []).append(trained_binary(rule, data, binary_steps, seed))
+            signs.setdefault(name, []).append(train_binary(rule, data, binary_steps, seed))
             print(name, seed, signs[name][-1], flush=True)
-    pairs = [paired(rows, name, other) for name in ("vogn", "ivon") for other in ("adam, no prior", "adam")]
+    pairs = [paired_gains(rows, name, other) for name in ("vogn", "ivon") for other in ("adam, no prior", "adam")]
     text = "\n".join(["", table(rows), "", *pairs, "", table(signs), ""])
     print(text)
     if arguments.write:

@@ -1,8 +1,8 @@
-"""Run the benchmarks: every `bench_*.py` here, each in a fresh interpreter.
+"""Run the benchmarks: every `bench_*.py` of this folder, each in a fresh interpreter.
 
-A benchmark is a file with `main(data)`, where `data` is a folder of data sets or None. It runs its peers side
-by side with us, interleaved, and prints ratios of minima with the ratio aimed at. The fresh interpreter keeps
-one benchmark's compiled programs and settings (float64, threads) out of the next.
+A benchmark is a file with `main(data)`, where `data` is a folder of data sets or None. It runs our algorithms and their
+peers in turns and prints the ratios of the least times with their targets (see timing.py). The fresh interpreter keeps
+the compiled programs and settings (float64, threads) of one benchmark out of the next.
 """
 
 import argparse
@@ -11,10 +11,11 @@ import multiprocessing
 import sys
 from pathlib import Path
 
-HERE = Path(__file__).parent
+FOLDER = Path(__file__).parent
 
 
 def run(path: Path, data: Path | None) -> None:
+    """Import the benchmark and call its `main`."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None
@@ -24,7 +25,7 @@ def run(path: Path, data: Path | None) -> None:
 
 
 def main() -> int:
-    benchmarks = {path.stem.removeprefix("bench_"): path for path in sorted(HERE.glob("bench_*.py"))}
+    benchmarks = {path.stem.removeprefix("bench_"): path for path in sorted(FOLDER.glob("bench_*.py"))}
     parser = argparse.ArgumentParser(description="Measure bayesrule against its peers.")
     parser.add_argument("--data", type=Path, help="folder with the larger data sets")
     parser.add_argument("--only", nargs="+", choices=benchmarks, metavar="NAME", help=", ".join(benchmarks))
@@ -39,7 +40,7 @@ def main() -> int:
         if process.exitcode:
             failed.append(name)
     if failed:
-        print(f"\nDid not run to the end: {', '.join(failed)}", file=sys.stderr)
+        print(f"\nThese benchmarks failed: {', '.join(failed)}", file=sys.stderr)
     return bool(failed)
 
 

@@ -1,8 +1,8 @@
 """Amari's natural gradient of maximum likelihood is the rule: θ ← θ − ρ F(θ)⁻¹ ∇[−log p(data | θ)].
 
-The candidate is a Gaussian over θ, the delta method looks at its mean, the Fisher information of p(y | θ)
-stands for the Hessian, and the precision's rate is 1 without decay of what was seen before: S = N F(m).
-Here p is a normal with θ = (mean, log sd), whose Fisher information is diag(1/sd², 2).
+The family is a Gaussian over θ, the delta method evaluates the loss at its mean, the Fisher information of p(y | θ)
+replaces the Hessian, and the precision's rate is 1, so that it is S = N F(m) after every step. In this example p is a
+normal distribution with θ = (mean, log sd), whose Fisher information is diag(1/sd², 2).
 """
 
 import jax
@@ -31,7 +31,7 @@ def amari(rate):
 
 
 def objective(y):
-    """The examples are (nothing, y): the model's output is θ itself."""
+    """Examples are pairs of an unused input and y; the model's output is θ itself."""
     return blr.Objective(negative_log_likelihood, output=lambda theta, x: theta, size=len(y))
 
 

@@ -1,8 +1,8 @@
-"""One loss, four algorithms: what each piece of the rule changes, as a picture.
+"""One loss and four algorithms: a picture of what each piece of the rule changes.
 
-The loss is lopsided: a steep wall on the left of its minimum, a gentle slope on the right. Gradient descent
-and Newton's method look only at the mean (the delta method) and sit at the minimum. Variational inference
-averages over its Gaussian and moves away from the wall, as in the paper's figure 1.
+The loss is asymmetric: a steep wall on the left of its minimum, a gentle slope on the right. Gradient descent and
+Newton's method evaluate it at the mean only (the delta method) and converge to the minimum. Variational inference
+averages over its Gaussian and stays away from the wall, as in the paper's figure 1.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import bayesrule as blr
 
 
 def loss(theta: jax.Array) -> jax.Array:
-    """A wall on the left, a slope on the right."""
+    """A steep wall on the left, a gentle slope on the right."""
     x = theta[0]
     return jnp.exp(-3.0 * x) + 0.4 * x + 0.05 * x**2
 
@@ -34,7 +34,7 @@ bayes = blr.fit(blr.newton(0.5).replace(points=average), loss, start, steps=200,
 averaged = blr.gradient_descent(0.3).replace(points=average)
 fixed = blr.fit(averaged, loss, blr.FixedGaussian(start.mean, 2.0), steps=200)
 
-print("\nTwo of them, derived:\n")
+print("\nThe derivations of two of them:\n")
 print(blr.laplace(), "\n")
 print(blr.newton(0.5).replace(points=average), "\n")
 
@@ -58,7 +58,11 @@ for name, q, color in rows:
     density = np.exp(np.asarray(jax.vmap(q.log_prob)(jnp.asarray(grid)[:, None])))
     bottom.plot(grid, density, color=color, lw=1.8, ls="--" if "descent" in name else "-", label=name)
     print(f"{name:<44} mean {mean:6.3f}   sd {float(jnp.sqrt(q.variance()).squeeze()):.3f}")
-top.set(ylabel="loss", ylim=(0, 6), title="The same rule with other pieces: the average keeps away from the wall")
+top.set(
+    ylabel="loss",
+    ylim=(0, 6),
+    title="The same rule with other pieces: the average keeps away from the wall",
+)
 bottom.set(xlabel="$\\theta$", ylabel="q($\\theta$)", ylim=(0, None))
 top.legend(*bottom.get_legend_handles_labels(), frameon=False, fontsize=9, loc="upper right")
 for axis in (top, bottom):

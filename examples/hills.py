@@ -1,4 +1,4 @@
-"""Posteriors with more than one hill: the bound rises with the number of components (section 3.2).
+"""Posteriors with several modes: the bound rises with the number of mixture components (section 3.2).
 
 Run: python examples/hills.py
 """
@@ -15,7 +15,7 @@ from bayesrule.models.landscapes import banana, funnel, two_moons
 
 
 def evidence(loss):
-    """log ∫ exp(−ℓ̄), on a grid."""
+    """log ∫ exp(−ℓ̄) by a sum over a grid."""
     grid = jnp.linspace(-12, 12, 1201)
     plane = jnp.stack(jnp.meshgrid(grid, grid), axis=-1).reshape(-1, 2)
     return jax.nn.logsumexp(-jax.vmap(loss)(plane)) + 2 * jnp.log(grid[1] - grid[0])
@@ -27,8 +27,8 @@ def main():
     rule = blr.von(0.2).replace(family=blr.Mixture, points=blr.Quadrature(9))
     for loss in (banana, funnel, two_moons):
         bounds = []
-        for count in counts:  # the best of three starts, since a mixture may settle on some of the hills only
-            starts = jax.random.normal(jax.random.key(0), (3, count, 2))  # a mean for each component
+        for count in counts:  # The best of three starts, because a mixture may converge to some of the modes only.
+            starts = jax.random.normal(jax.random.key(0), (3, count, 2))  # A mean for each component.
             bounds.append(max(blr.fit(rule, loss, start, steps=400).bound for start in starts))
         table.add_row(loss.__name__, *(f"{bound:.3f}" for bound in bounds), f"{evidence(loss):.3f}")
     Console().print(table)
