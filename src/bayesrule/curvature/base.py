@@ -14,6 +14,7 @@ from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.objective import Objective
 from ..points.base import Points
+from ..steps.needs import Need
 from .average import average_over_points, measure_in_parts
 from .linear_outputs import OutputPoints
 from .measurement import Measurement
@@ -36,6 +37,16 @@ class Curvature(eqx.Module):
     slack: ClassVar[float] = 0.0
     """The nats by which a good step may seem to worsen the loss, because the average over a finite number of points of
     what is measured is not quite the derivative of the average loss at those points. A guard allows that much."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """What it needs of the other pieces of a rule."""
+    differentiates: ClassVar[bool] = True
+    """Whether it needs derivatives of the loss in θ."""
+    gaussian_identity: ClassVar[bool] = False
+    """Whether it rests on an identity that holds for a Gaussian q only."""
+    in_mu: ClassVar[bool] = False
+    """Whether it can differentiate an objective that is a function of μ, with `Exact` points."""
+    in_lambda: ClassVar[bool] = False
+    """Whether it measures a derivative in λ and solves with the Fisher information, for any exponential family."""
     remembers: ClassVar[bool] = False
     """Whether a measurement depends on earlier ones through `aux` (`Sites`). Then the guard's measurement at a new q
     cannot serve as the next step's."""

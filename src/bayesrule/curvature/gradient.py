@@ -21,6 +21,7 @@ class Gradient(Curvature):
     """The gradient only: in θ for a Gaussian with fixed precision, in μ for `Exact` points."""
 
     serves: ClassVar[frozenset[str]] = frozenset({"none"})
+    in_mu: ClassVar[bool] = True
     meaning: ClassVar[str] = "the gradient only"
 
     def measure(

@@ -15,6 +15,7 @@ from ..objectives.base import AbstractObjective
 from ..points.base import Points
 from ..points.quadrature import Enumeration
 from ..points.sampling import MonteCarlo
+from ..steps.needs import Need
 from .base import Curvature, split_key
 from .measurement import Measurement
 
@@ -24,6 +25,21 @@ class Reparameterized(Curvature):
 
     approximation: ClassVar[str] = "reparameterised samples"
     meaning: ClassVar[str] = "F(λ)⁻¹∇_λ of the loss at samples θ(λ)"
+    in_lambda: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = (
+        (
+            lambda p: p.member is None or getattr(p.member, "reparameterized", False),
+            lambda p: f"The samples of this {p.name} are not all differentiable in λ: use Score() instead.",
+        ),
+        (
+            lambda p: p.points.draws,
+            "Reparameterized() differentiates samples: use MonteCarlo(samples) points.",
+        ),
+        (
+            lambda p: p.abstract or getattr(p.kind, "reparameterized", True),
+            lambda p: f"The samples of a {p.name} are not differentiable in λ: use Score() instead.",
+        ),
+    )
 
     def measure(
         self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
@@ -53,6 +69,14 @@ class Score(Curvature):
 
     baseline: bool = eqx.field(static=True, default=True)
     meaning: ClassVar[str] = "F⁻¹Cov_q(T, ℓ̄), no derivatives of the loss"
+    differentiates: ClassVar[bool] = False
+    in_lambda: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = (
+        (
+            lambda p: not p.points.at_mean,
+            "Score() compares the loss across points, and Delta() is one point: use MonteCarlo(samples).",
+        ),
+    )
 
     def measure(
         self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None

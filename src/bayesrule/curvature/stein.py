@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
+from ..steps.needs import Need
 from .base import Pointwise
 from .gradient import value_and_gradient
 from .linear_outputs import OutputPoints
@@ -24,6 +25,14 @@ class Stein(Pointwise):
     approximation: ClassVar[str] = "Stein's identity for the Hessian"
     meaning: ClassVar[str] = "E_q∇²ℓ̄ = E_q[S(θ − m)∇ℓ̄ᵀ] (Stein's identity)"
     slack: ClassVar[float] = 0.0
+    gaussian_identity: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = (
+        (
+            lambda p: not p.points.at_mean,
+            "Delta() looks only at the mean, where S(θ − m)∇ℓᵀ is zero: Stein() would silently give a curvature of 0. "
+            "Use MonteCarlo() or Quadrature() points, or Hessian() at the mean.",
+        ),
+    )
 
     @property
     def integrates_outputs(self) -> bool:

@@ -18,10 +18,19 @@ from ..curvature.measurement import Measurement
 from ..families.product import Product
 from ..numerics.random import Key
 from ..points.base import Points
+from ..steps.needs import Need
+from ..steps.schedule import equals
 from .block_view import BlockView
 from .data import Rows, observed_data
 from .linear_factor import LinearFactor
 from .model import Model
+
+
+def _moves_as_a_sum(steps: Any) -> bool:
+    """Whether every site moves as λ does, which is their sum: by one rate, towards its message."""
+    extras = (steps.momentum, steps.average, steps.scaling, steps.sweep)
+    plain = steps.units == "natural" and equals(steps.temperature, 1) and steps.rates.single
+    return plain and not (steps.reverse or steps.lazy) and all(extra is None for extra in extras)
 
 
 class Sites(Curvature):
@@ -35,6 +44,18 @@ class Sites(Curvature):
 
     meaning: ClassVar[str] = "∇_μ E_q log f of every factor and row, each kept (eq:blr_local)"
     remembers: ClassVar[bool] = True
+    in_mu: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = (
+        (
+            lambda p: p.points.exact,
+            "Sites() differentiate a model's factors in μ: use Exact() points, and points of the factors.",
+        ),
+        (
+            lambda p: _moves_as_a_sum(p.steps),
+            "Sites() take plain steps of all blocks at once, since λ is to stay their sum: one rate, temperature 1, "
+            "no sweep, momentum, averaging, scaling, reverse or lazy form.",
+        ),
+    )
 
     def initial_aux(self, objective: Any, q: Any) -> PyTree:
         """Zeros for every site, and the natural parameters that q starts from."""

@@ -17,6 +17,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from ..numerics.coordinates import from_lower, to_vector
 from ..numerics.legendre import legendre
 from ..numerics.random import Key
+from ..steps.needs import Need
 from ..steps.step import Step
 
 Q = TypeVar("Q", bound="Family")
@@ -31,8 +32,12 @@ class Family(eqx.Module):
     meaning: ClassVar[str] = "q(θ) = h(θ) exp[⟨λ, T(θ)⟩ − A(λ)]  (section 1.2)"
     update: ClassVar[str] = "λ ← (1 − ρτ)λ − ρ ∇_μ E_q[ℓ̄ + τ log h]  (eq:bayes_learn_rule)"
     """The rule in the family's own coordinates, as a formula for the printed derivation."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """What it needs of the other pieces of a rule."""
     elementwise: ClassVar[bool] = False
     """Whether every entry of θ has parameters, and a step, of its own."""
+    separate_rates: ClassVar[bool] = False
+    """Whether a step may have two rates, one for a mean and one for a precision."""
     symmetric: ClassVar[bool] = False
     """Whether q is the same on either side of its mean."""
     is_mixture: ClassVar[bool] = False

@@ -61,6 +61,7 @@ class Product(ExponentialFamily):
     """
 
     blocks: dict[str, ExponentialFamily]
+    separate_rates: ClassVar[bool] = True
     label: ClassVar[str] = "Exponential family (mean-field)"
     meaning: ClassVar[str] = "q(θ) = Π_j q_j(θ_j), each an exponential family  (section 5.3)"
     update: ClassVar[str] = "λ_j ← (1 − ρτ)λ_j + ρ Σ_i ∇_{μ_j} E_q log f_i  (eq:blr_global)"

@@ -10,9 +10,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from ..families.base import Family
 from ..families.gaussian.precision import SharedFeatures
 from ..numerics.random import Key
 from ..numerics.trees import ravel
+from ..steps.needs import Need
 from .gaussian_outputs import check_gaussian
 
 
@@ -45,6 +47,16 @@ class Points(eqx.Module):
     """Whether the points are drawn, so that every step takes a key."""
     delta: ClassVar[bool] = False
     """Whether a Gaussian's variance is ignored: the delta method. The bound is then one to second order in θ − m."""
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """What they need of the other pieces of a rule."""
+    of_family: ClassVar[type[Family] | None] = None
+    """The only family whose points these are; None for points of any family."""
+    at_mean: ClassVar[bool] = False
+    """Whether the only point is the mean of q."""
+    exact: ClassVar[bool] = False
+    """Whether there are no points, because the objective is E_q ℓ̄ as a function of μ."""
+    draws: ClassVar[bool] = False
+    """Whether the points are independent draws from q, differentiable in λ where the family's are."""
     chained: ClassVar[bool] = False
     """Whether the points come with `factors`, for families whose step is not in terms of θ's own gradient."""
 
@@ -52,6 +64,10 @@ class Points(eqx.Module):
     def parts(self) -> int:
         """In how many parts the points are evaluated, one after another, to save memory; 1 is all at once."""
         return 1
+
+    def fits(self, size: int) -> bool:
+        """Whether the points over so many dimensions are few enough to be evaluated; only grids may be too large."""
+        return True
 
     def part(self, q: Any, key: Key) -> PointSet:
         """The points of one part, whose weights sum to 1. Called `parts` times, each with a key of its own."""
@@ -123,6 +139,7 @@ class Delta(Points):
     approximation: ClassVar[str] = "Delta method"
     meaning: ClassVar[str] = "E_q f(θ) ≈ f(m), the delta method (app:delta)"
     delta: ClassVar[bool] = True
+    at_mean: ClassVar[bool] = True
 
     def at(self, q: Any, key: Key | None) -> PointSet:
         return PointSet(jax.tree.map(lambda m: m[None], q.mean), jnp.ones(1))
@@ -135,6 +152,16 @@ class Exact(Points):
     """No points at all: the objective is already a function of μ, linear or not."""
 
     meaning: ClassVar[str] = "none needed: the objective is E_q ℓ̄ as a function of μ"
+    exact: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = (
+        (
+            lambda p: p.curvature.in_mu,
+            lambda p: (
+                f"Exact() differentiates the objective in μ and has no points for {type(p.curvature).__name__}: use "
+                "Gradient()."
+            ),
+        ),
+    )
 
     def at(self, q: Any, key: Key | None) -> PointSet:
         raise ValueError(

@@ -7,7 +7,12 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 
+from ..families.base import Family
+from ..families.discrete import Bernoulli
+from ..families.gaussian.base import GaussianFamily
+from ..families.product import Product
 from ..numerics.random import Key
+from ..steps.needs import Need
 from .base import Points, PointSet
 
 
@@ -17,7 +22,11 @@ class Each(Points):
     blocks: dict[str, Points]
     approximation: ClassVar[str] = "block by block"
     meaning: ClassVar[str] = "each block at its own points"
+    of_family: ClassVar[type[Family] | None] = Product
     chained: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = (
+        (lambda p: not _mismatch(p.points, p.member), lambda p: _mismatch(p.points, p.member)),
+    )
 
     def __init__(self, blocks: dict[str, Points]):
         if not blocks or not all(isinstance(points, Points) for points in blocks.values()):
@@ -44,3 +53,18 @@ class Each(Points):
 
     def __repr__(self) -> str:
         return f"Each({{{', '.join(f'{name!r}: {points!r}' for name, points in self.blocks.items())}}})"
+
+
+def _mismatch(points: Any, member: Any) -> str:
+    """What is wrong with these points for the blocks of a product; empty if nothing is."""
+    if not isinstance(member, Product):
+        return ""
+    if set(points.blocks) != set(member.blocks):
+        return f"Each names points for {list(points.blocks)}, the blocks are {list(member.blocks)}."
+    for name, block in member.blocks.items():
+        own, binary = points.blocks[name], isinstance(block, Bernoulli)
+        fits = own.of_family is Bernoulli if binary else not own.chained
+        if not fits or not isinstance(block, Bernoulli | GaussianFamily):
+            wanted = "Relaxed() or Sign()" if binary else "Delta() or MonteCarlo()"
+            return f"A {type(block).__name__} block does not go with {own!r}: use {wanted}."
+    return ""

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from ..families.base import Family
+from ..families.latent.spike_slab import SpikeSlab
 from ..numerics.checks import positive_int
 from ..numerics.random import Key
 from ..steps.schedule import Number, number
@@ -30,6 +32,7 @@ class Masks(Points):
     samples: int = eqx.field(static=True)
     approximation: ClassVar[str] = "Delta method, stochastic approx., responsibility approx."
     meaning: ClassVar[str] = "θ = z∘m, units dropped where z = 0; derivatives weighted by z/π₁ (eq:grad_loss)"
+    of_family: ClassVar[type[Family] | None] = SpikeSlab
     chained: ClassVar[bool] = True
     random: ClassVar[bool] = True
     delta: ClassVar[bool] = True

@@ -11,10 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from ..families.base import ExponentialFamily
 from ..families.latent.base import ConditionalFamily
 from ..numerics.checks import positive_int
 from ..numerics.random import Key
 from ..numerics.trees import ravel, unravel
+from ..steps.needs import Need
 from .base import Points, PointSet
 from .gaussian_outputs import check_gaussian, output_points
 
@@ -91,6 +93,16 @@ class Enumeration(Points):
     """Every value of a small discrete θ, weighted by q: the expectation itself."""
 
     meaning: ClassVar[str] = "E_q f(θ) as the sum over every θ"
+    needs: ClassVar[tuple[Need, ...]] = (
+        (
+            lambda p: not p.curvature.differentiates,
+            "Enumeration() sums over discrete values, where there are no derivatives: use Score().",
+        ),
+        (
+            lambda p: p.abstract or not issubclass(p.kind, ExponentialFamily) or hasattr(p.kind, "support"),
+            lambda p: f"The values of a {p.name} cannot be listed: use MonteCarlo() points with Score().",
+        ),
+    )
 
     def at(self, q: Any, key: Key | None) -> PointSet:
         theta = q.support()

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from ..families.base import Family
+from ..families.discrete import Bernoulli
 from ..numerics.checks import positive_int
 from ..numerics.random import Key
 from ..steps.schedule import Number, number
@@ -35,6 +37,7 @@ class Relaxed(Points):
     noise: bool = eqx.field(static=True)
     approximation: ClassVar[str] = "stochastic approx., Concrete relaxation"
     meaning: ClassVar[str] = "θ = tanh((λ + ½ log ε/(1 − ε))/relaxation), and s = ∂θ/∂μ  (eq:param_b_tau)"
+    of_family: ClassVar[type[Family] | None] = Bernoulli
     chained: ClassVar[bool] = True
 
     def __init__(self, relaxation: Number = 1.0, smoothing: Number = 0.0, *, samples: int = 1, noise: bool = True):
@@ -95,6 +98,7 @@ class Sign(Points):
 
     approximation: ClassVar[str] = "Delta method"
     meaning: ClassVar[str] = "θ = sign(λ), with its gradient in place of that in μ (eq:STE)"
+    of_family: ClassVar[type[Family] | None] = Bernoulli
     chained: ClassVar[bool] = True
 
     def at(self, q: Any, key: Key | None) -> PointSet:

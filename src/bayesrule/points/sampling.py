@@ -9,11 +9,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from ..families.gaussian.base import GaussianFamily
 from ..numerics.checks import positive_int
 from ..numerics.random import Key, normals
+from ..steps.needs import Need
 from .base import Points, PointSet
 from .gaussian_outputs import check_gaussian, output_points
 
@@ -38,6 +40,14 @@ class MonteCarlo(Points):
     approximation: ClassVar[str] = "Monte Carlo"
     meaning: ClassVar[str] = "E_q f(θ) ≈ the mean of f over draws from q"
     random: ClassVar[bool] = True
+    draws: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = (
+        (
+            lambda p: _has_width(p.member),
+            "This q would be sampled with a precision of zero, an infinite width: give a prior (regularizer=δ) or "
+            "a starting precision (initial_precision=…, or curvature=…).",
+        ),
+    )
 
     def __init__(self, samples: int = 1, *, antithetic: bool = False, scan: bool = False, generator: str = "counter"):
         samples = positive_int("samples", samples)
@@ -84,6 +94,14 @@ class MonteCarlo(Points):
         extras = ["antithetic=True"] * self.antithetic + ["scan=True"] * self.scan
         extras += ['generator="standard"'] * (self.generator == "standard")
         return f"MonteCarlo({', '.join([str(self.samples), *extras])})"
+
+
+def _has_width(member: Any) -> bool:
+    """Whether no entry of a Gaussian's precision is 0, where it has entries; traced numbers are not looked at."""
+    if not (isinstance(member, GaussianFamily) and member.elementwise):
+        return True
+    precision: Any = member.precision  # pyright: ignore[reportAttributeAccessIssue]  # entry by entry
+    return not any(np.any(np.asarray(s) <= 0) for s in jax.tree.leaves(precision) if not isinstance(s, Tracer))
 
 
 class QuasiMonteCarlo(Points):

@@ -1,35 +1,31 @@
-"""Which pieces go together. A wrong pairing is a ValueError that names a right one."""
+"""Which pieces go together: a table of conditions and messages.
+
+A need is a pair (condition, message): the condition is asked about all pieces (`steps.needs.Pieces`), and where it does
+not hold the message is a ValueError that says what is wrong, why, and what to do. Most needs are declared by the pieces
+themselves, next to what they offer (`Points.exact`, `Curvature.serves`, `Family.symmetric`, …), so that a piece of
+yours is checked like the library's own:
+
+    class Bracket(blr.Guard):                       # A guard that only makes sense for one parameter rate.
+        needs = ((lambda p: p.steps.rates.single, "Bracket() needs one rate: use Steps(0.1)."),)
+
+`_NEEDS` has those that belong to no single piece. The check runs when a rule is built, and again with q itself when its
+state is made, since some facts are known of a member only (an abstract family's structure, a precision of zero).
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
-import jax
-import numpy as np
-from jax.core import Tracer
-
 from ..curvature.base import Curvature
-from ..curvature.gradient import Gradient
-from ..curvature.score import Reparameterized, Score
-from ..curvature.stein import Stein
 from ..families.base import ExponentialFamily, Family
-from ..families.discrete import Bernoulli
-from ..families.gaussian.base import GaussianFamily
-from ..families.latent.base import ConditionalFamily
-from ..families.latent.mixture import Mixture
-from ..families.latent.skew_gaussian import SkewGaussian
-from ..families.latent.spike_slab import SpikeSlab
 from ..families.product import Product
 from ..families.start import Start
-from ..points.base import Delta, Exact, Points
-from ..points.by_block import Each
-from ..points.masks import Masks
-from ..points.quadrature import Enumeration, Quadrature
-from ..points.relaxed import Relaxed, Sign
-from ..points.sampling import MonteCarlo
-from ..steps.guards import Retraction
+from ..points.base import Points
+from ..steps.guards import Guard
+from ..steps.needs import Need, Pieces
+from ..steps.steps import Steps
 
-_MIXED = ("none", "diagonal", "full")
+# The curvatures that fill each structure of precision, for messages.
 _FITTING = {
     "none": "Gradient()",
     "diagonal": "HessianDiagonal(), GaussNewton(), GeneralizedGaussNewton(), SquaredGradient() or Stein()",
@@ -39,188 +35,114 @@ _FITTING = {
 }
 
 
-def check(family: Start, points: Points, curvature: Curvature, steps: Any, guard: Any, member: Any = None) -> None:
-    """Raise unless these pieces make an algorithm for this kind of family (and this member of it)."""
+def check(family: Start, points: Points, curvature: Curvature, steps: Steps, guard: Guard, member: Any = None) -> None:
+    """Raise unless these pieces make an algorithm for this family (and this member of it).
+
+    Args:
+        family: The family piece.
+        points: The points.
+        curvature: The curvature.
+        steps: The steps.
+        guard: The guard.
+        member: The q that a state is made from; None while the rule is built.
+    """
     kind = family.kind if member is None else type(member)
-    if issubclass(kind, Mixture):
-        if steps.reverse or steps.lazy or steps.momentum is not None:
-            raise ValueError(
-                "The components of a mixture move side by side: use GradientAverage instead of natural momentum, and "
-                "neither the reverse nor the lazy form."
-            )
+    mixture_needs = kind.needs if kind.is_mixture else ()
+    if kind.is_mixture:  # A mixture is moved by steps of its components.
         member = None if member is None else member.component_prototype
         kind = family.part if member is None else type(member)
-        _check_components(kind, points, member)
-    conditional = issubclass(kind, ConditionalFamily)
     structure = family.structure if member is None else _structure(member)
-    if isinstance(curvature, Reparameterized) and member is not None and not member.reparameterized:
-        raise ValueError(f"The samples of this {kind.__name__} are not all differentiable in λ: use Score() instead.")
-    _check_points(points, curvature)
-    if curvature.remembers:
-        _check_sites(points, steps)
-    abstract = kind in (Family, ExponentialFamily, GaussianFamily, Mixture)
-    if conditional:
-        _check_conditional(kind, points, curvature, member)
-    if not abstract:
-        _check_family(kind, structure, points, curvature, member)
-    exponential = issubclass(kind, ExponentialFamily)
-    if (steps.reverse or steps.lazy or steps.momentum is not None) and not exponential:
-        raise ValueError(
-            f"Natural momentum, the reverse and the lazy form need an exponential family, and {kind.__name__} is not "
-            "one: use GradientAverage instead of momentum, and reverse=False."
-        )
-    if isinstance(guard, Retraction) and not (abstract or structure in ("diagonal", "full")):
-        raise ValueError(
-            f"Retraction curves the step of a Gaussian's precision; {kind.__name__} has none to move that way. Use "
-            "Backtracking() or NoGuard()."
-        )
-    if steps.reverse and not steps.rates.single:
-        raise ValueError("The reverse form steps in μ, where mean and precision move as one: give a single rate.")
-    if not (abstract or conditional or issubclass(kind, GaussianFamily | SpikeSlab | Product) or steps.rates.single):
-        raise ValueError(f"Rates(mean, precision) are for a Gaussian's two parts; a {kind.__name__} takes one rate.")
-    if isinstance(guard, Retraction) and steps.reverse:
-        raise ValueError("Retraction is for steps in λ: with reverse=True use Backtracking() or NoGuard().")
-    if steps.scaling is not None and not abstract and kind is not Product and structure != "diagonal":
-        raise ValueError(
-            f"A scaling divides entry by entry, so it goes with a diagonal precision, and {kind.__name__}'s is not "
-            "one: use a DiagonalGaussian, or leave the scaling out."
-        )
-    _check_width(points, member)
+    pieces = Pieces(kind, structure, points, curvature, steps, guard, member)
+    needs = (*mixture_needs, *points.needs, *curvature.needs, *kind.needs, *_NEEDS, *guard.needs)
+    for condition, message in needs:
+        if not condition(pieces):
+            raise ValueError(message if isinstance(message, str) else message(pieces))
 
 
-def _check_components(kind: type[Family], points: Points, member: Any) -> None:
-    if isinstance(points, Quadrature) and isinstance(member, GaussianFamily) and not points.fits(member.noise_size):
-        raise ValueError(
-            f"The responsibilities of a mixture are looked at over θ, even where the loss is looked at over outputs, "
-            f"and a grid of order {points.order} in {member.noise_size} dimensions is too large: use MonteCarlo()."
-        )
-    if issubclass(kind, GaussianFamily) and hasattr(kind, "structure") and kind.structure.name not in _MIXED:
-        raise ValueError(
-            f"The curvature of −log r_k is not a sum of squares, which is all that a {kind.__name__} holds: mix "
-            "Gaussian, DiagonalGaussian or FixedGaussian components."
-        )
-    if isinstance(points, Exact):
-        raise ValueError(
-            "The entropy of a mixture has no closed form in μ: use MonteCarlo(), Quadrature() or Delta() points."
-        )
+def _structure(member: Family) -> str | None:
+    structure = getattr(member, "structure", None)
+    return None if structure is None else structure.name
 
 
-def _check_conditional(kind: type[Family], points: Points, curvature: Curvature, member: Any) -> None:
-    if points.delta or points.chained:
-        raise ValueError(
-            f"{points!r} see nothing of what makes a {kind.__name__} differ from a Gaussian, its tails or its skew: "
-            "use MonteCarlo() or Quadrature() points."
-        )
-    if isinstance(points, MonteCarlo) and points.antithetic and not kind.symmetric:
-        raise ValueError(f"Antithetic pairs mirror a symmetric q, and a {kind.__name__} is not: use MonteCarlo().")
-    if isinstance(curvature, Stein):
-        raise ValueError(f"Stein()'s identity holds for a Gaussian, not for a {kind.__name__}: use Hessian().")
-    if isinstance(member, SkewGaussian):
-        leaves = jax.tree.leaves(member.skew)
-        if not any(isinstance(leaf, Tracer) or np.any(np.asarray(leaf)) for leaf in leaves):
-            raise ValueError(
-                "A SkewGaussian without skew stays without: the natural gradient of α is 0 at α = 0. Start from a skew "
-                "that leans to the longer tail, or use a Gaussian."
-            )
+def _measures_in_theta(p: Pieces) -> bool:
+    """Whether the curvature's derivatives in θ move a Gaussian's mean and precision.
+
+    They do not where the gradient is in μ: exact points, a derivative in λ, or points that carry the gradient to μ for
+    a family without a precision.
+    """
+    return not (p.abstract or p.points.exact or p.curvature.in_lambda or (p.points.chained and p.structure is None))
 
 
-def _check_width(points: Points, member: Any) -> None:
-    """A Gaussian that is sampled needs a precision above zero."""
-    if not (isinstance(points, MonteCarlo) and isinstance(member, GaussianFamily) and member.elementwise):
-        return
-    for leaf in jax.tree.leaves(member.precision):  # pyright: ignore[reportAttributeAccessIssue]  # entry by entry
-        if not isinstance(leaf, Tracer) and np.any(np.asarray(leaf) <= 0):
-            raise ValueError(
-                "This q would be sampled with a precision of zero, an infinite width: give a prior (regularizer=δ) or "
-                "a starting precision (initial_precision=…, or curvature=…)."
-            )
+def _gradient_suffices(p: Pieces) -> bool:
+    without_precision = p.points.of_family is not None and not hasattr(p.points.of_family, "structure")
+    return not p.curvature.in_lambda and (not without_precision or p.curvature.serves == {"none"})
 
 
-def _check_points(points: Points, curvature: Curvature) -> None:
-    if isinstance(points, Delta) and isinstance(curvature, Stein):
-        raise ValueError(
-            "Delta() looks only at the mean, where S(θ − m)∇ℓᵀ is zero: Stein() would silently give a curvature of 0. "
-            "Use MonteCarlo() or Quadrature() points, or Hessian() at the mean."
-        )
-    if isinstance(points, Exact) and not (isinstance(curvature, Gradient) or curvature.remembers):
-        raise ValueError(
-            f"Exact() differentiates the objective in μ and has no points for {type(curvature).__name__}: use "
-            "Gradient()."
-        )
-    if isinstance(points, Enumeration) and not isinstance(curvature, Score):
-        raise ValueError("Enumeration() sums over discrete values, where there are no derivatives: use Score().")
-    if isinstance(curvature, Score) and isinstance(points, Delta):
-        raise ValueError("Score() compares the loss across points, and Delta() is one point: use MonteCarlo(samples).")
-    if isinstance(curvature, Reparameterized) and not isinstance(points, MonteCarlo):
-        raise ValueError("Reparameterized() differentiates samples: use MonteCarlo(samples) points.")
-
-
-def _check_sites(points: Points, steps: Any) -> None:
-    """Every site moves as λ does, which is a sum of them: by one rate, towards its message."""
-    others = (steps.momentum, steps.average, steps.scaling, steps.sweep)
-    plain = isinstance(steps.temperature, float | int) and steps.temperature == 1 and steps.units == "natural"
-    if not isinstance(points, Exact):
-        raise ValueError("Sites() differentiate a model's factors in μ: use Exact() points, and points of the factors.")
-    if steps.reverse or steps.lazy or any(x is not None for x in others) or not plain or not steps.rates.single:
-        raise ValueError(
-            "Sites() take plain steps of all blocks at once, since λ is to stay their sum: one rate, temperature 1, "
-            "no sweep, momentum, averaging, scaling, reverse or lazy form."
-        )
-
-
-def _structure(member: Any) -> str | None:
-    return member.structure.name if hasattr(member, "structure") else None
-
-
-def _check_chained(kind: type[Family], points: Points, curvature: Curvature) -> None:
-    name, wanted = kind.__name__, {Masks: SpikeSlab, Relaxed: Bernoulli, Sign: Bernoulli, Each: Product}[type(points)]
-    if not issubclass(kind, wanted):
-        raise ValueError(
-            f"{points!r} are points of a {wanted.__name__}, and this is a {name}: use Delta() or MonteCarlo()."
-        )
-    if isinstance(curvature, Score | Reparameterized) or (wanted is Bernoulli and not isinstance(curvature, Gradient)):
-        raise ValueError(f"{points!r} carry the gradient to μ by themselves: use Gradient().")
-
-
-def _check_family(kind: type[Family], structure: str | None, points: Points, curvature: Curvature, member: Any) -> None:
-    name = kind.__name__
-    if points.chained:
-        _check_chained(kind, points, curvature)
-        if isinstance(points, Each) and member is not None:
-            if set(points.blocks) != set(member.blocks):
-                raise ValueError(f"Each names points for {list(points.blocks)}, the blocks are {list(member.blocks)}.")
-            for block in member.blocks:
-                _check_block(type(member.blocks[block]), points.blocks[block])
-        if structure is None or isinstance(points, Relaxed | Sign):
-            return
-    needs_exponential = isinstance(points, Exact) or isinstance(curvature, Score | Reparameterized)
-    if needs_exponential:
-        if not issubclass(kind, ExponentialFamily):
-            raise ValueError(
-                f"{type(points).__name__}() with {type(curvature).__name__}() needs an exponential family, and {name} "
-                f"is not one: use {_FITTING['factored']}."
-            )
-        if isinstance(curvature, Reparameterized) and not kind.reparameterized:
-            raise ValueError(f"The samples of a {name} are not differentiable in λ: use Score() instead.")
-        if isinstance(points, Enumeration) and not hasattr(kind, "support"):
-            raise ValueError(f"The values of a {name} cannot be listed: use MonteCarlo() points with Score().")
-        return
-    if issubclass(kind, SpikeSlab) and not points.chained:
-        raise ValueError(f"A {name} is looked at where some units are dropped: use Masks() points.")
-    if structure is None or (issubclass(kind, Product) and not points.chained):
-        raise ValueError(
-            f"{type(curvature).__name__}() measures derivatives in θ, which move a Gaussian's mean and precision; for "
-            f"a {name} use Exact() points with Gradient(), or MonteCarlo() with "
-            f"{'Reparameterized()' if getattr(kind, 'reparameterized', False) else 'Score()'}."
-        )
-    if structure not in curvature.serves:
-        raise ValueError(
-            f"{type(curvature).__name__}() does not fill the precision of a {name}: use {_FITTING[structure]}."
-        )
-
-
-def _check_block(kind: type[Family], points: Points) -> None:
-    wanted = "Relaxed() or Sign()" if issubclass(kind, Bernoulli) else "Delta() or MonteCarlo()"
-    fits = isinstance(points, Relaxed | Sign) if issubclass(kind, Bernoulli) else not points.chained
-    if not fits or not issubclass(kind, Bernoulli | GaussianFamily):
-        raise ValueError(f"A {kind.__name__} block does not go with {points!r}: use {wanted}.")
+_NEEDS: tuple[Need, ...] = (
+    # Points that say how they move with μ are those of one family, and bring its gradient along.
+    (
+        lambda p: p.abstract or p.points.of_family is None or issubclass(p.kind, p.points.of_family),
+        lambda p: (
+            f"{p.points!r} are points of a {getattr(p.points.of_family, '__name__', '')}, and this is a {p.name}: use "
+            "Delta() or MonteCarlo()."
+        ),
+    ),
+    (
+        lambda p: p.abstract or not p.points.chained or _gradient_suffices(p),
+        lambda p: f"{p.points!r} carry the gradient to μ by themselves: use Gradient().",
+    ),
+    # What is measured must be what the family moves by.
+    (
+        lambda p: (
+            p.abstract
+            or not (p.points.exact or p.curvature.in_lambda)
+            or (p.points.chained and p.structure is None)
+            or issubclass(p.kind, ExponentialFamily)
+        ),
+        lambda p: (
+            f"{type(p.points).__name__}() with {type(p.curvature).__name__}() needs an exponential family, and "
+            f"{p.name} is not one: use {_FITTING['factored']}."
+        ),
+    ),
+    (
+        lambda p: (
+            not _measures_in_theta(p)
+            or (p.structure is not None and (p.points.chained or not issubclass(p.kind, Product)))
+        ),
+        lambda p: (
+            f"{type(p.curvature).__name__}() measures derivatives in θ, which move a Gaussian's mean and precision; "
+            f"for a {p.name} use Exact() points with Gradient(), or MonteCarlo() with "
+            f"{'Reparameterized()' if getattr(p.kind, 'reparameterized', False) else 'Score()'}."
+        ),
+    ),
+    (
+        lambda p: not _measures_in_theta(p) or p.structure in p.curvature.serves,
+        lambda p: (
+            f"{type(p.curvature).__name__}() does not fill the precision of a {p.name}: use "
+            f"{_FITTING.get(p.structure or '', f'a curvature that serves {p.structure!r}')}."
+        ),
+    ),
+    # The steps must be ones that the family can take.
+    (
+        lambda p: p.plain_coordinates or issubclass(p.kind, ExponentialFamily),
+        lambda p: (
+            f"Natural momentum, the reverse and the lazy form need an exponential family, and {p.name} is not one: use "
+            "GradientAverage instead of momentum, and reverse=False."
+        ),
+    ),
+    (
+        lambda p: p.steps.rates.single or not p.steps.reverse,
+        "The reverse form steps in μ, where mean and precision move as one: give a single rate.",
+    ),
+    (
+        lambda p: p.steps.rates.single or p.abstract or p.kind.separate_rates,
+        lambda p: f"Rates(mean, precision) are for a Gaussian's two parts; a {p.name} takes one rate.",
+    ),
+    (
+        lambda p: p.steps.scaling is None or p.abstract or p.structure == "diagonal" or issubclass(p.kind, Product),
+        lambda p: (
+            f"A scaling divides entry by entry, so it goes with a diagonal precision, and {p.name}'s is not one: use a "
+            "DiagonalGaussian, or leave the scaling out."
+        ),
+    ),
+)

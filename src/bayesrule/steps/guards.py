@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from .needs import Need
 from .step import Step
 
 
@@ -45,6 +46,8 @@ class Guard(eqx.Module):
     A subclass defines `take` and `meaning`. What a guard needs of the other pieces it says in `needs`.
     """
 
+    needs: ClassVar[tuple[Need, ...]] = ()
+    """What it needs of the other pieces."""
     always_inside: ClassVar[bool] = True
     """Whether a step with finite derivatives never leaves Ω (or its boundary), so that `fit` need not keep the state
     from before the step."""
@@ -118,6 +121,20 @@ class Retraction(Guard):
     $S' = S + ρ(H − τS) + ½ρ²(H − τS)S^{-1}(H − τS)$ is positive definite for every symmetric H. It is
     not for one-step exactness: at ρ = 1 it is ½(S + HS⁻¹H).
     """
+
+    needs: ClassVar[tuple[Need, ...]] = (
+        (
+            lambda p: p.abstract or p.structure in ("diagonal", "full"),
+            lambda p: (
+                f"Retraction curves the step of a Gaussian's precision; {p.name} has none to move that way. Use "
+                "Backtracking() or NoGuard()."
+            ),
+        ),
+        (
+            lambda p: not p.steps.reverse,
+            "Retraction is for steps in λ: with reverse=True use Backtracking() or NoGuard().",
+        ),
+    )
 
     @property
     def meaning(self) -> str:

@@ -25,6 +25,7 @@ class GaussianFamily(Family):
     mean: eqx.AbstractVar[PyTree]
     structure: ClassVar[Structure]
     symmetric: ClassVar[bool] = True
+    separate_rates: ClassVar[bool] = True
 
     @classmethod
     def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ...numerics.trees import ravel
+from ...steps.needs import Need
 from ..base import Family
 from ..gaussian.full import Gaussian
 from ..gaussian.precision import FULL, Structure
@@ -31,6 +32,24 @@ class ConditionalFamily(Family):
 
     core: eqx.AbstractVar[Gaussian]
     structure: ClassVar[Structure] = FULL
+    separate_rates: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = (
+        (
+            lambda p: not (p.points.delta or p.points.chained),
+            lambda p: (
+                f"{p.points!r} see nothing of what makes a {p.name} differ from a Gaussian, its tails or its skew: "
+                "use MonteCarlo() or Quadrature() points."
+            ),
+        ),
+        (
+            lambda p: p.kind.symmetric or not getattr(p.points, "antithetic", False),
+            lambda p: f"Antithetic pairs mirror a symmetric q, and a {p.name} is not: use MonteCarlo().",
+        ),
+        (
+            lambda p: not p.curvature.gaussian_identity,
+            lambda p: f"{p.curvature!r}'s identity holds for a Gaussian, not for a {p.name}: use Hessian().",
+        ),
+    )
     asked: ClassVar[str]
     """What bare parameters and a precision leave open."""
 

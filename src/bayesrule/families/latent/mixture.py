@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ...numerics.random import Key
 from ...numerics.trees import average_leaves
+from ...steps.needs import Need
 from ...steps.step import Step
 from ..base import ExponentialFamily, Family
 from ..discrete import Categorical
@@ -46,6 +47,32 @@ class Mixture(Family):
     meaning: ClassVar[str] = "q(θ) = Σ_k π_k q_k(θ), moved as the joint q(θ, z)  (eq:BLRmix)"
     update: ClassVar[str] = "λ_k ← (1 − ρτ)λ_k − ρ ∇_{μ_k} E_{q_k}[ℓ̄ − τ log r_k]  (eq:exp-von1, eq:exp-von2)"
     is_mixture: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = (
+        (
+            lambda p: p.plain_coordinates,
+            "The components of a mixture move side by side: use GradientAverage instead of natural momentum, and "
+            "neither the reverse nor the lazy form.",
+        ),
+        (
+            lambda p: not isinstance(p.member, GaussianFamily) or p.points.fits(p.member.noise_size),
+            lambda p: (
+                "The responsibilities of a mixture are evaluated over θ, even where the loss is evaluated over outputs, "
+                f"and the grid of {p.points!r} in {getattr(p.member, 'noise_size', 0)} dimensions is too large: use "
+                "MonteCarlo()."
+            ),
+        ),
+        (
+            lambda p: not issubclass(p.kind, GaussianFamily) or p.structure in (None, "none", "diagonal", "full"),
+            lambda p: (
+                f"The curvature of −log r_k is not a sum of squares, which is all that a {p.name} holds: mix "
+                "Gaussian, DiagonalGaussian or FixedGaussian components."
+            ),
+        ),
+        (
+            lambda p: not p.points.exact,
+            "The entropy of a mixture has no closed form in μ: use MonteCarlo(), Quadrature() or Delta() points.",
+        ),
+    )
 
     def __init__(self, weights: Any, components: Any, *, learnt: bool = True):
         weights = jnp.asarray(weights, float)

@@ -11,11 +11,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.scipy.special import log_ndtr
 from jaxtyping import Array, Float, PyTree
 
 from ...numerics.random import Key
 from ...numerics.trees import ravel, same_shape, unravel
+from ...steps.needs import Need
 from ...steps.step import Step
 from ..gaussian.full import Gaussian
 from .base import ConditionalFamily, one_gaussian, tensor
@@ -54,6 +56,14 @@ class SkewGaussian(ConditionalFamily):
         "S ← (1 − ρτ)S + ρ E[∇²f],  (m, α) ← (m, α) − ρ S⁻¹ [1 c; c 1]⁻¹ (E[∇f], E[u∇f]),  f = ℓ̄ − τ log q(u | θ)"
     )
     asked: ClassVar[str] = "skew"
+    needs: ClassVar[tuple[Need, ...]] = (
+        *ConditionalFamily.needs,
+        (
+            lambda p: _may_have_skew(p.member),
+            "A SkewGaussian without skew stays without: the natural gradient of α is 0 at α = 0. Start from a skew "
+            "that leans to the longer tail, or use a Gaussian.",
+        ),
+    )
 
     def __init__(self, location: PyTree, precision: Any, skew: PyTree):
         self.core = one_gaussian("SkewGaussian", location, precision)
@@ -206,3 +216,9 @@ def half_normal_rule(order: int) -> tuple[np.ndarray, np.ndarray]:
         before, here = here, after / beside[k]
     nodes, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside[:-1], 1) + np.diag(beside[:-1], -1))
     return nodes, vectors[0] ** 2
+
+
+def _may_have_skew(member: Any) -> bool:
+    """Whether any entry of the skew is not 0; traced numbers may be."""
+    leaves = [] if member is None else jax.tree.leaves(member.skew)
+    return member is None or any(isinstance(leaf, Tracer) or np.any(np.asarray(leaf)) for leaf in leaves)

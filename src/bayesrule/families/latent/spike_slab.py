@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ...numerics.random import Key
 from ...numerics.trees import ravel, unravel
+from ...steps.needs import Need
 from ...steps.step import Step
 from ..base import Family
 from ..gaussian.base import GaussianFamily
@@ -50,6 +51,13 @@ class SpikeSlab(Family):
         "q(θ_j) = π₁ N(m_j, S_j⁻¹) + (1 − π₁) N(0, 1/s₀), a unit's weights or zero  (eq:var_dist_dropout)"
     )
     update: ClassVar[str] = "m ← m − ρ S⁻¹ E_z[(z/π₁)∘∇ℓ̄(z∘m)]  (eq:von_dropout_1, eq:von_dropout_2)"
+    separate_rates: ClassVar[bool] = True
+    needs: ClassVar[tuple[Need, ...]] = (
+        (
+            lambda p: p.points.chained or p.points.exact or p.curvature.in_lambda,
+            lambda p: f"A {p.name} is looked at where some units are dropped: use Masks() points.",
+        ),
+    )
 
     def __init__(self, slab: GaussianFamily, keep: PyTree, *, spike: float = 1e8, learnt: bool = False):
         if not isinstance(slab, GaussianFamily):
