@@ -56,7 +56,7 @@ class Mixture(Family):
         (
             lambda p: not isinstance(p.member, GaussianFamily) or p.points.fits(p.member.noise_size),
             lambda p: (
-                "The responsibilities of a mixture are evaluated over θ, even where the loss is evaluated over outputs, "
+                "The responsibilities of a mixture are evaluated over θ, even where the loss is over its outputs, "
                 f"and the grid of {p.points!r} in {getattr(p.member, 'noise_size', 0)} dimensions is too large: use "
                 "MonteCarlo()."
             ),
