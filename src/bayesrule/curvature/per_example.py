@@ -24,7 +24,7 @@ from . import per_example_ops as ops
 
 Columns = Callable[[Array, PyTree], Array]
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr", "closed_call": "call_jaxpr"}
-_SPREADING = ("broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "convert_element_type")
+_REARRANGING = ("broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "convert_element_type")
 
 
 class Moments(eqx.Module):
@@ -33,12 +33,12 @@ class Moments(eqx.Module):
     values: Float[Array, " B"]
     gradient: PyTree
     squares: PyTree
-    taken: tuple[tuple[str, str], ...] = eqx.field(static=True)
+    way_of_leaf: tuple[tuple[str, str], ...] = eqx.field(static=True)
 
     @property
     def ways(self) -> dict[str, str]:
         """From a leaf's path to "product", "convolution", "bias", "scale" or "examples", as `ways` says."""
-        return dict(self.taken)
+        return dict(self.way_of_leaf)
 
 
 class Kronecker(eqx.Module):
@@ -85,9 +85,9 @@ def second_moments(
             f"The loss of one example has the shape {program.output.shape}, and squares of gradients are defined for a "
             "number: sum its entries, or use pulled_squares for an output that is an array."
         )
-    seen = _Pass(program, examples, _one, ops.LIMIT)
-    gradient, squares = seen.sums(weights)
-    return Moments(seen.outputs, gradient, squares, tuple(program.ways.items()))
+    backward = _Pass(program, examples, _one, ops.LIMIT)
+    gradient, squares = backward.sums(weights)
+    return Moments(backward.outputs, gradient, squares, tuple(program.ways.items()))
 
 
 def pulled_squares(
@@ -103,8 +103,8 @@ def pulled_squares(
     >>> squares.tolist()
     [[3.0, 3.0], [3.0, 3.0]]
     """
-    seen = _Pass(_Program(function, theta, examples), examples, columns, ops.LIMIT)
-    return seen.outputs, seen.sums(jnp.ones(seen.outputs.shape[:1]))[1]
+    backward = _Pass(_Program(function, theta, examples), examples, columns, ops.LIMIT)
+    return backward.outputs, backward.sums(jnp.ones(backward.outputs.shape[:1]))[1]
 
 
 def kronecker_factors(
@@ -131,8 +131,8 @@ def kronecker_factors(
     """
     program = _Program(function, theta, examples)
     program.check_factors()
-    seen = _Pass(program, examples, columns or _one, math.inf)
-    return Factors(seen.outputs, *seen.factors(weights))
+    backward = _Pass(program, examples, columns or _one, math.inf)
+    return Factors(backward.outputs, *backward.factors(weights))
 
 
 def ways(function: Callable[[PyTree, PyTree], Array], theta: PyTree, examples: PyTree) -> dict[str, str]:
@@ -188,9 +188,9 @@ class _Program:
         self.ways = {jax.tree_util.keystr(path): self._way(i, every[i]) for i, (path, _) in enumerate(paths)}
 
     def _inline(self, jaxpr: Any, places: Sequence[Any]) -> list[Any]:
-        """Append a jaxpr's equations, with those of the calls in it; the places of its results.
+        """Append a jaxpr's equations, with those of the calls in it, and return the places of its results.
 
-        A custom derivative is not opened: the equations inside it would be differentiated as they stand.
+        A function with a custom derivative stays one equation: those inside it would be differentiated as they stand.
         """
         place = dict(zip((*jaxpr.constvars, *jaxpr.invars), places, strict=True))
         read = lambda v: v if isinstance(v, Literal) else place[v]
@@ -209,7 +209,7 @@ class _Program:
         return [read(v) for v in jaxpr.outvars]
 
     def _prune(self) -> None:
-        """Drop the equations that nothing follows from, so that they do not count as uses of a leaf."""
+        """Drop the equations that the result does not depend on, so that they do not count as uses of a leaf."""
         needed, kept = set(_places([self.result])), []
         for step in reversed(self.steps):
             if step.equation.effects or not needed.isdisjoint(step.outputs):
@@ -231,7 +231,7 @@ class _Program:
                     continue
                 leaf, layout = routes[place]
                 after = layout and layout.after(step.equation)
-                if after or step.equation.primitive.name in _SPREADING:
+                if after or step.equation.primitive.name in _REARRANGING:
                     routes[step.outputs[0]] = leaf, after
                 else:
                     uses[leaf].append(_Use(number, side, layout))
@@ -241,6 +241,7 @@ class _Program:
         return uses
 
     def _way(self, leaf: int, uses: list[_Use]) -> str:
+        """How a leaf enters, as `ways` says; the operation of a product or convolution is noted in `operations`."""
         if not uses:
             return "unused"
         number, side, layout = uses[0]
@@ -248,7 +249,7 @@ class _Program:
             return "examples"
         equation, inputs, _ = self.steps[number]
         name = equation.primitive.name
-        # An operand that is the same for all examples would be copied for each of them.
+        # An operand that is the same for all examples would be copied for each of them, so its rows are not used.
         if len(inputs) != 2 or self.varying.isdisjoint(_places([inputs[1 - side]])):
             return "examples"
         if name in ("add", "sub", "add_any"):
@@ -296,6 +297,7 @@ class _Program:
 
 
 def _places(inputs: Sequence[Any]) -> list[int]:
+    """The places among an equation's inputs, without its constants."""
     return [i for i in inputs if isinstance(i, int)]
 
 
@@ -305,29 +307,32 @@ def _one(value: Array, example: PyTree) -> Array:
 
 
 class _Pass:
-    """One forward and backward pass over all examples: what the sums are made of."""
+    """One forward and backward pass over all examples, from whose operands, slopes and rows the sums are computed.
+
+    Leaves whose gradients for all examples together would exceed `limit` entries are deferred to passes of their own.
+    """
 
     def __init__(self, program: _Program, examples: PyTree, columns: Columns, limit: float) -> None:
         self.program, self.examples, self.columns = program, examples, columns
         count = jax.tree.leaves(examples)[0].shape[0]
         self.count = jax.eval_shape(columns, program.output, program.example).shape[0]
         sizes = [leaf.size for leaf in program.leaves]
-        whole, self.late, entries = [], [], 0
+        at_once, self.deferred, entries = [], [], 0
         for leaf, way in sorted(enumerate(program.ways.values()), key=lambda pair: sizes[pair[0]]):
             entries += count * self.count * sizes[leaf] if way == "examples" else 0
             if way in ("bias", "scale") or (way == "examples" and entries <= limit):
-                whole.append(leaf)
+                at_once.append(leaf)
             elif way == "examples":
-                self.late.append(leaf)
+                self.deferred.append(leaf)
 
         def one(example: PyTree) -> tuple[Array, Any, Any]:
             outputs = {i: program.steps[number].equation.outvars[0] for i, (number, *_) in program.operations.items()}
             nudges = {leaf: jnp.zeros(v.aval.shape, v.aval.dtype) for leaf, v in outputs.items()}
-            return self._pulled(whole, nudges, example)
+            return self._pull_back(at_once, nudges, example)
 
         self.outputs, (self.slopes, self.rows), self.operands = jax.vmap(one)(examples)
 
-    def _pulled(self, chosen: list[int], nudges: dict[int, Array], example: PyTree) -> tuple[Array, Any, Any]:
+    def _pull_back(self, chosen: list[int], nudges: dict[int, Array], example: PyTree) -> tuple[Array, Any, Any]:
         """One example's output, its columns pulled back to the nudges and the chosen leaves, (R, …), and operands."""
 
         def run(nudges: dict[int, Array], own: dict[int, Array]) -> tuple[Array, dict[int, Array]]:
@@ -336,7 +341,7 @@ class _Pass:
 
         output, pull, operands = jax.vjp(run, nudges, {i: self.program.leaves[i] for i in chosen}, has_aux=True)
         columns = self.columns(output, example).astype(output.dtype)
-        if self.count == 1:  # no vmap over an axis of one: it would slow convolutions down
+        if self.count == 1:  # A vmap over an axis of length one would slow convolutions down.
             return output, jax.tree.map(lambda x: x[None], pull(columns[0])), operands
         return output, jax.vmap(pull)(columns), operands
 
@@ -347,27 +352,27 @@ class _Pass:
         for leaf, (_, operation, layout) in program.operations.items():
             scale = weights.astype(ops.wide(program.leaves[leaf]))
             both[leaf] = ops.sums(operation, layout, self.operands[leaf], self.slopes[leaf], scale)
-        both |= self._late(weights)
+        both |= self._deferred_sums(weights)
         zero = [jnp.zeros(leaf.shape, ops.wide(leaf)) for leaf in program.leaves]
         first = [both.get(i, (z, z))[0].astype(program.leaves[i].dtype) for i, z in enumerate(zero)]
         squares = [both.get(i, (z, z))[1] for i, z in enumerate(zero)]
         return program.treedef.unflatten(first), program.treedef.unflatten(squares)
 
-    def _late(self, weights: Float[Array, " B"]) -> dict[int, tuple[Array, Array]]:
-        """The sums for the leaves that are left, with passes of their own over a few examples at a time."""
-        if not self.late:
+    def _deferred_sums(self, weights: Float[Array, " B"]) -> dict[int, tuple[Array, Array]]:
+        """The sums for the deferred leaves, by passes over a few examples at a time."""
+        if not self.deferred:
             return {}
 
-        def of(chunk: tuple[PyTree, Array]) -> dict[int, tuple[Array, Array]]:
-            rows = jax.vmap(lambda example: self._pulled(self.late, {}, example)[1][1])(chunk[0])
+        def sums_of(chunk: tuple[PyTree, Array]) -> dict[int, tuple[Array, Array]]:
+            rows = jax.vmap(lambda example: self._pull_back(self.deferred, {}, example)[1][1])(chunk[0])
             return {leaf: ops.totals(x, chunk[1].astype(ops.wide(x))) for leaf, x in rows.items()}
 
-        entries = self.count * sum(self.program.leaves[leaf].size for leaf in self.late)
-        return ops.in_chunks(of, (self.examples, weights), entries)
+        entries = self.count * sum(self.program.leaves[leaf].size for leaf in self.deferred)
+        return ops.in_chunks(sums_of, (self.examples, weights), entries)
 
     def factors(self, weights: Float[Array, " B"]) -> tuple[PyTree, PyTree]:
         """The gradient, and the Kronecker factors of every leaf."""
-        gradient, made = [], []
+        gradient, factors = [], []
         for leaf, value in enumerate(self.program.leaves):
             scale = weights.astype(ops.wide(value))
             layout = ops.Layout(value.shape)
@@ -388,5 +393,5 @@ class _Pass:
                 first, pair = jnp.zeros_like(value), [jnp.zeros((n, n), scale.dtype) for n in shape]
                 layout = layout.reshaped(shape)
             gradient.append(first.astype(value.dtype))
-            made.append(Kronecker(pair[0], pair[1], layout))
-        return self.program.treedef.unflatten(gradient), self.program.treedef.unflatten(made)
+            factors.append(Kronecker(pair[0], pair[1], layout))
+        return self.program.treedef.unflatten(gradient), self.program.treedef.unflatten(factors)

@@ -1,12 +1,12 @@
 """A weight inside one operation: its gradient for each example is a sum of outer products, Σ_t a_t d_tᵀ.
 
-A matrix product and a convolution are one case here. With the operand that meets the weight unfolded to
+A matrix product and a convolution are the same case. With the operand that meets the weight unfolded to
 rows a_bt ∈ Rᴵ, and the slopes of the operation's output d_bt ∈ Rᴼ, at the T positions t of example b,
 
     ∇ℓ_b = Σ_t a_bt d_btᵀ.
 
 For T = 1 the square of an outer product is the outer product of the squares, so that Σ_b w_b (∇ℓ_b)² =
-(A²)ᵀ(w∘D²) is one matrix product. For T > 1 the ∇ℓ_b are made for a few examples at a time.
+(A²)ᵀ(w∘D²) is one matrix product. For T > 1 the ∇ℓ_b are computed for a few examples at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ BUDGET = 1 << 19
 """The entries that a chunk of examples may fill. They stay in a processor's cache, and memory is bounded."""
 
 LIMIT = 1 << 21
-"""The entries up to which gradients for all examples are made at once, rather than in a pass of their own."""
+"""The entries up to which gradients for all examples are computed at once, rather than in a pass of their own."""
 
 Sums = TypeVar("Sums")
 
@@ -104,11 +104,11 @@ class Product(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """K, T, I, O."""
+        """The numbers of separate matrices K, positions T, inputs I and outputs O."""
         batch, contracted, free, _, _, out = self._axes()
-        of = lambda shape, axes: math.prod(shape[i] for i in axes)
-        x = self.operand_shape
-        return of(x, batch), of(x, free), of(x, contracted), of(self.weight_shape, out)
+        size = lambda shape, axes: math.prod(shape[i] for i in axes)
+        operand = self.operand_shape
+        return size(operand, batch), size(operand, free), size(operand, contracted), size(self.weight_shape, out)
 
     def layout(self, layout: Layout) -> Layout:
         """From the leaf to (K, I, O), given the layout from the leaf to the weight."""
@@ -148,7 +148,7 @@ class Convolution(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """K, T, I, O."""
+        """The numbers of separate matrices K, positions T, inputs I and outputs O."""
         outputs = self.weight_shape[self.numbers.rhs_spec[0]]
         channels = self.output_shape[self.numbers.out_spec[1]]
         return 1, math.prod(self.output_shape) // channels, math.prod(self.weight_shape) // outputs, outputs
@@ -220,7 +220,7 @@ def wide(leaf: Array) -> Any:
 
 
 def totals(rows: Float[Array, "B R *P"], weights: Float[Array, " B"]) -> tuple[Array, Array]:
-    """Σ_rb w_b g_br and Σ_rb w_b g_br² of gradients that are there for every example."""
+    """Σ_rb w_b g_br and Σ_rb w_b g_br², from the gradient g_br of every example and column."""
     rows = rows.astype(weights.dtype)
     first = jnp.tensordot(weights, jnp.sum(rows, axis=1), axes=1)
     return first, jnp.tensordot(weights, jnp.sum(rows**2, axis=1), axes=1)
@@ -233,14 +233,14 @@ def in_chunks(function: Callable[[Any], Sums], examples: Any, entries: int) -> S
     if count == 1 or size <= 1:
         return function(examples)
     chunk = math.ceil(size / min(count, size))
-    whole = size // chunk * chunk
-    stacked = jax.tree.map(lambda x: x[:whole].reshape((-1, chunk, *x.shape[1:])), examples)
+    in_full_chunks = size // chunk * chunk
+    stacked = jax.tree.map(lambda x: x[:in_full_chunks].reshape((-1, chunk, *x.shape[1:])), examples)
     shapes = jax.eval_shape(function, jax.tree.map(lambda x: x[0], stacked))
     zero = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
     total, _ = jax.lax.scan(lambda t, x: (jax.tree.map(jnp.add, t, function(x)), None), zero, stacked)
-    if whole == size:
+    if in_full_chunks == size:
         return total
-    return jax.tree.map(jnp.add, total, function(jax.tree.map(lambda x: x[whole:], examples)))
+    return jax.tree.map(jnp.add, total, function(jax.tree.map(lambda x: x[in_full_chunks:], examples)))
 
 
 def sums(
@@ -266,7 +266,8 @@ def _of_rows(
     weighted = weights[:, None, None, None] * d
 
     def product(a: Array, d: Array) -> Array:
-        if flipped:  # made in the order in which the leaf lies: to transpose P entries costs as much as to make them
+        if flipped:
+            # In the order in which the leaf lies in memory: transposing P entries would cost as much as the product.
             return jnp.swapaxes(jnp.einsum("bko,bki->koi", d, a), 1, 2)
         return jnp.einsum("bki,bko->kio", a, d)
 
@@ -276,7 +277,7 @@ def _of_rows(
 def _of_positions(
     operation: Operation, operand: Array, slopes: Array, weights: Array
 ) -> tuple[Float[Array, "K I O"], Float[Array, "K I O"]]:
-    """The same for T > 1, with each example's gradient."""
+    """The same sums for T > 1, from each example's gradient."""
     a, d = (x.astype(weights.dtype) for x in operation.rows(operand, slopes))
     slope = jnp.einsum("bkti,bktro->bkiro", a, d)
     weighted = weights[:, None, None, None, None] * slope
@@ -289,7 +290,7 @@ def factors(
     """Σ_rb w_b ∇ℓ_br in the leaf's shape, Σ_b w_b Σ_t a aᵀ / Σ_b w_b, and Σ_rb w_b Σ_t d dᵀ / T, for K = 1."""
     _, positions, inputs, outputs = operation.sizes
 
-    def of(chunk: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    def factors_of(chunk: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         operand, slopes, weights = chunk
         a, d = (x.astype(weights.dtype)[:, 0] for x in operation.rows(operand, slopes))
         scale = weights[:, None, None]
@@ -298,6 +299,6 @@ def factors(
         return first, jnp.einsum("bti,btj->ij", scale * a, a), jnp.einsum("btro,btrp->op", weighted, d)
 
     entries = positions * max(inputs, slopes.shape[1] * outputs)
-    first, inner, outer = in_chunks(of, (operand, slopes, weights), entries)
+    first, inner, outer = in_chunks(factors_of, (operand, slopes, weights), entries)
     total = jnp.sum(weights)
     return layout.restored(first[None]), inner / jnp.where(total == 0, 1, total), outer / positions

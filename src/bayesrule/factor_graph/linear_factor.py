@@ -17,9 +17,10 @@ import jax.numpy as jnp
 from jax.tree_util import Partial
 from jaxtyping import Array
 
-from ..numerics.random import Key, normals
+from ..numerics.random import Key
 from ..points.base import Points
-from ..points.quadrature import Quadrature, grid
+from ..points.gaussian_outputs import output_points
+from ..points.quadrature import Quadrature
 from .block_view import BlockView
 from .factor import Factor
 
@@ -195,24 +196,9 @@ def _second_order_at_mean(row: Callable, mean: Array, covariance: Array, y: Any)
 
 
 def _at_points(
-    row: Callable, mean: Array, covariance: Array, y: Any, points: Any, key: Key | None
+    row: Callable, mean: Array, covariance: Array, y: Any, points: Points, key: Key | None
 ) -> tuple[Array, Array]:
     """row(f_n, y_n) at points f_n = m_n + V_n^{1/2} z_s, (S, N), and the points' weights (S,)."""
-    if isinstance(points, Quadrature):
-        nodes, weights = grid(points.order, 1 if mean.ndim == 1 else mean.shape[-1])
-        noise = (nodes if mean.ndim == 1 else nodes[:, None, :]).astype(mean.dtype)
-    else:
-        if key is None:
-            raise ValueError("MonteCarlo points are random: pass key=jax.random.key(…).")
-        half = normals(key, mean, (points.samples // (2 if points.antithetic else 1),))
-        noise = jnp.concatenate([half, -half]) if points.antithetic else half
-        weights = jnp.full(points.samples, 1 / points.samples)
-    if covariance.ndim == mean.ndim:
-        # The square root has an infinite derivative at 0, the variance of an output that is constant (x = 0): such an
-        # output has one point, and its variance no derivative.
-        varies = covariance > 0
-        outputs = mean + jnp.where(varies, jnp.sqrt(jnp.where(varies, covariance, 1.0)), 0.0) * noise
-    else:
-        root = jnp.linalg.cholesky(covariance)
-        outputs = mean + jnp.einsum("nkl,snl->snk", root, jnp.broadcast_to(noise, (noise.shape[0], *mean.shape)))
+    noise, weights = points.output_noise(mean, key)
+    outputs = output_points(mean, covariance, noise)
     return jax.vmap(lambda f: jax.vmap(row)(f, y))(outputs), weights.astype(mean.dtype)

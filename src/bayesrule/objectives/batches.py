@@ -17,8 +17,10 @@ from ..numerics.trees import ravel
 class Weighted(eqx.Module):
     """Examples with a weight each: `data=Weighted((x, y), w)`, or a batch of them.
 
-    A weight multiplies its example's loss, so 2 counts an example twice and 0 leaves it out. `count`
-    is the number M of examples that the batch stands for in N/M; by default the number of its rows.
+    Args:
+        examples: Arrays with one row per example.
+        weights: A factor for each example's loss: 2 counts an example twice, 0 leaves it out.
+        count: The number M of examples that the batch stands for in N/M; by default the number of its rows.
     """
 
     examples: PyTree
@@ -29,7 +31,7 @@ class Weighted(eqx.Module):
 class Microbatches(eqx.Module):
     """A batch that is measured in `count` equal parts, one after another: gradient accumulation.
 
-    The step is the same as on the whole batch at once (but for batch statistics, which see a part at a time), with
+    The step is the same as on the whole batch at once (except for batch statistics, which are those of a part), with
     the memory of one part.
     """
 
@@ -39,10 +41,13 @@ class Microbatches(eqx.Module):
     def __check_init__(self) -> None:
         rows = {jnp.shape(leaf)[0] for leaf in jax.tree.leaves(_bare(self.batch))}
         if self.count < 1 or any(n % self.count for n in rows):
-            raise ValueError(f"A batch of {max(rows)} examples does not divide into {self.count} equal parts.")
+            raise ValueError(
+                f"A batch of {max(rows)} examples does not divide into {self.count} equal parts: choose microbatches= "
+                "so that it divides batch_size."
+            )
 
     def parts(self) -> PyTree:
-        """The parts, along a new leading axis."""
+        """The parts, along a new leading axis; each stands for its share of M."""
         split = lambda x: jnp.reshape(x, (self.count, -1, *jnp.shape(x)[1:]))
         if not isinstance(self.batch, Weighted):
             return jax.tree.map(split, self.batch)
@@ -52,17 +57,22 @@ class Microbatches(eqx.Module):
 
 
 def _bare(batch: PyTree) -> PyTree:
+    """The examples without their weights."""
     return batch.examples if isinstance(batch, Weighted) else batch
 
 
 class Linearized(eqx.Module):
-    """A batch whose outputs are linear in θ, with their Jacobian taken once: f = offset + Jθ."""
+    """A batch whose outputs are linear in θ, with their Jacobian computed once: f = offset + Jθ.
+
+    `jacobian` has leaves (B, K, *leaf), or is `SharedFeatures`.
+    """
 
     batch: PyTree
     jacobian: PyTree
     offset: Float[Array, "B K"]
 
     def outputs(self, theta: PyTree) -> Float[Array, "B K"]:
+        """Every example's outputs at θ."""
         if isinstance(self.jacobian, SharedFeatures):
             return self.offset + self.jacobian.outputs(ravel(theta))
         parts = jax.tree.map(lambda j, t: jnp.tensordot(j, t, axes=t.ndim), self.jacobian, theta)

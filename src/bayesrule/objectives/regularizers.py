@@ -1,4 +1,8 @@
-"""R(θ): what is added to the data's loss, never sampled, differentiated exactly at the mean."""
+"""R(θ): what is added to the data's loss, never sampled, differentiated exactly at the mean.
+
+A regularizer is a negative log prior, up to a constant. Because its derivatives are known, sampling it would only add
+noise: the rule adds them to what is measured of the data, outside the points and outside squared gradients.
+"""
 
 from __future__ import annotations
 
@@ -21,26 +25,44 @@ from ..numerics.trees import ravel, unravel, wide
 
 
 class Regularizer(eqx.Module):
-    """R(θ) and what the rule asks of it."""
+    """R(θ), its value and derivatives under q.
 
-    def normalized(self, q: Any) -> bool:
-        """Whether exp(−R) is a density whose E_q R is exact, so that a bound is one on the log evidence."""
+    To write your own, implement the three abstract methods and pass it to `Objective(…, regularizer=…)`. They are
+    called with q, or, where q is a Gaussian with a latent variable or a spike and slab, with its Gaussian part.
+    """
+
+    def normalized(self, q: Family) -> bool:
+        """Whether exp(−R) is a density and `expected` exact for this q, so that a bound is one on the log evidence.
+
+        Called once, for the result of a fit. By default True.
+        """
         return True
 
     @abstractmethod
     def at_mean(self, q: Any) -> Array:
-        """R at the mean of q (the delta method)."""
+        """R at the mean of q: its part of the loss under the delta method."""
 
     @abstractmethod
     def expected(self, q: Any) -> Array:
-        """E_q R."""
+        """E_q R, with all constants if `normalized`: its part of the loss and of the bound for other points."""
 
     @abstractmethod
     def derivatives(self, q: Any) -> tuple[PyTree, Any]:
-        """What R adds to the gradient and the curvature of a step, as `q.moved` takes them."""
+        """Differentiate R, in the terms that `q.moved` takes. Called in every step.
+
+        Args:
+            q: The member before the step.
+
+        Returns:
+            The gradient: ∇R at the mean for a Gaussian, ∇_μ E_q R for another exponential family. And the curvature as
+            `q.structure` holds it, ∇²R at the mean; None for a family without one. None for either adds nothing.
+        """
 
     def precision(self, params: PyTree) -> Any:
-        """The diagonal of ∇²R at the parameters: one number, or a pytree like them."""
+        """The diagonal of ∇²R at the parameters, for algorithms whose q starts with the prior's precision.
+
+        One number, or a pytree like the parameters.
+        """
         curvature = self.derivatives(DiagonalGaussian(params))[1]
         return 0.0 if curvature is None else curvature
 
@@ -74,17 +96,17 @@ class Isotropic(Regularizer):
             return sum((self.at_mean(block) for block in _gaussian_blocks(q)), start=jnp.zeros(()))
         mean = _gaussian(q).mean
         leaves = jax.tree.leaves(mean)
-        squares = sum((jnp.vdot(leaf, leaf) for leaf in leaves), start=0.0)  # no array of squares
+        squares = sum((jnp.vdot(leaf, leaf) for leaf in leaves), start=0.0)  # vdot needs no array of squares
         return self._value(squares, sum(leaf.size for leaf in leaves))
 
     def expected(self, q: Any) -> Array:
         if isinstance(q, Product):
             return sum((self.expected(block) for block in _gaussian_blocks(q)), start=jnp.zeros(()))
-        spread = sum((jnp.sum(v) for v in jax.tree.leaves(_gaussian(q).variance())), start=0.0)
-        return self.at_mean(q) + 0.5 * self.strength * spread
+        total_variance = sum((jnp.sum(v) for v in jax.tree.leaves(_gaussian(q).variance())), start=0.0)
+        return self.at_mean(q) + 0.5 * self.strength * total_variance
 
     def derivatives(self, q: Any) -> tuple[PyTree, Any]:
-        if isinstance(q, Product):  # its Gaussian blocks; the others have no mean to be drawn to zero
+        if isinstance(q, Product):  # Only Gaussian blocks: the others have no mean that could be drawn to zero.
             return _by_block(q, self.derivatives)
         q = _gaussian(q)
         gradient = jax.tree.map(lambda m: jnp.asarray(self.strength, m.dtype) * m, q.mean)
@@ -98,7 +120,7 @@ class Isotropic(Regularizer):
 class ByLeaf(Regularizer):
     """R(θ) = ½Σδ‖leaf‖² with its constants, a number δ for each leaf of θ; δ = 0 is a flat prior of density 1.
 
-    So an intercept is left alone: `regularizer={"w": 1.0, "b": 0.0}`.
+    With `regularizer={"w": 1.0, "b": 0.0}` an intercept is not regularized.
     """
 
     strengths: PyTree
@@ -109,12 +131,12 @@ class ByLeaf(Regularizer):
     def _sum(self, squares: PyTree) -> Array:
         """½Σδ‖·‖² and the constants, from every entry's square."""
 
-        def one(strength: Any, leaf: Array) -> Array:
+        def of_leaf(strength: Any, leaf: Array) -> Array:
             flat = jnp.asarray(strength) == 0
             constant = math.log(2 * math.pi) - jnp.log(jnp.asarray(jnp.where(flat, 2 * math.pi, strength)))
             return 0.5 * (strength * jnp.sum(leaf) + leaf.size * constant)
 
-        return sum(jax.tree.leaves(jax.tree.map(one, self.strengths, squares)), start=jnp.zeros(()))
+        return sum(jax.tree.leaves(jax.tree.map(of_leaf, self.strengths, squares)), start=jnp.zeros(()))
 
     def at_mean(self, q: Any) -> Array:
         return self._sum(jax.tree.map(jnp.square, _gaussian(q).mean))
@@ -125,15 +147,15 @@ class ByLeaf(Regularizer):
     def derivatives(self, q: Any) -> tuple[PyTree, Any]:
         q = _gaussian(q)
         gradient = jax.tree.map(lambda s, m: jnp.asarray(s, m.dtype) * m, self.strengths, q.mean)
-        every = jax.tree.map(lambda s, m: jnp.full(m.shape, s, wide(m.dtype)), self.strengths, q.mean)
-        return gradient, q.structure.of_diagonal(every)
+        diagonal = jax.tree.map(lambda s, m: jnp.full(m.shape, s, wide(m.dtype)), self.strengths, q.mean)
+        return gradient, q.structure.of_diagonal(diagonal)
 
     def precision(self, params: PyTree) -> Any:
         return jax.tree.map(lambda s, m: jnp.full(jnp.shape(m), s), self.strengths, params)
 
 
 def _is_zero(strength: Any) -> bool:
-    """Whether it is a 0 that can be seen: one that is traced counts as a number."""
+    """Whether it is a concrete 0; a traced number counts as positive, because its value is not known."""
     return not isinstance(strength, Tracer) and float(strength) == 0
 
 
@@ -155,17 +177,17 @@ class Prior(Regularizer):
     def expected(self, q: Any) -> Array:
         if isinstance(q, GaussianFamily) and not isinstance(self.family, GaussianFamily):
             return self._as_function().expected(q)
-        return jnp.sum(self._same(q).cross_entropy(self.family))
+        return jnp.sum(self._check_same(q).cross_entropy(self.family))
 
     def derivatives(self, q: Any) -> tuple[PyTree, Any]:
         prior: Any = self.family
         if isinstance(q, GaussianFamily) and not isinstance(self.family, GaussianFamily):
             return self._as_function().derivatives(q)
-        q = self._same(q)
+        q = self._check_same(q)
         if isinstance(q, GaussianFamily):
             gradient = prior.times(jax.tree.map(jnp.subtract, q.mean, prior.mean))
             return gradient, prior.prior_curvature(q.structure, q.mean)
-        if isinstance(q, Product):  # block by block, each in its own terms
+        if isinstance(q, Product):  # Each block's derivatives are in its own terms.
             parts = {name: Prior(prior.blocks[name]).derivatives(block) for name, block in q.blocks.items()}
             return {name: part[0] for name, part in parts.items()}, {name: part[1] for name, part in parts.items()}
         # −log p = −⟨λ₀, T⟩ − log h + A(λ₀): the gradient in μ is −λ₀, less h's where h is not constant.
@@ -175,7 +197,8 @@ class Prior(Regularizer):
             gradient = jax.tree.map(jnp.subtract, gradient, base)
         return gradient, None
 
-    def _same(self, q: Any) -> Any:
+    def _check_same(self, q: Any) -> Any:
+        """q, where the prior is over the same θ and (for a q that is not Gaussian) of the same family; else raise."""
         if isinstance(q, GaussianFamily) and isinstance(self.family, GaussianFamily):
             shapes = [[leaf.shape for leaf in jax.tree.leaves(family.mean)] for family in (self.family, q)]
             if shapes[0] != shapes[1]:
@@ -212,13 +235,14 @@ class Penalty(Regularizer):
         q = _gaussian(q)
         gradient = jax.grad(self.function)(q.mean)
 
-        def slope(vector: Array) -> Array:
+        def ravelled_gradient(vector: Array) -> Array:
             return ravel(jax.grad(self.function)(unravel(vector, q.mean)))
 
-        return gradient, q.structure.hessian(slope, q.mean)
+        return gradient, q.structure.hessian(ravelled_gradient, q.mean)
 
 
 def _gaussian(q: Any) -> Any:
+    """q, if it is a Gaussian; else raise."""
     if not isinstance(q, GaussianFamily):
         raise ValueError(
             f"regularizer= is differentiated at a mean, so it needs a Gaussian q, not a {type(q).__name__}: "
@@ -228,18 +252,19 @@ def _gaussian(q: Any) -> Any:
 
 
 def _gaussian_blocks(q: Product) -> list[Any]:
+    """The blocks that a regularizer of means concerns."""
     return [block for block in q.blocks.values() if isinstance(block, GaussianFamily)]
 
 
 def _by_block(q: Product, derivatives: Callable[[Any], tuple[PyTree, Any]]) -> tuple[PyTree, Any]:
     """Derivatives of the Gaussian blocks, and zeros for the others."""
-    found = {
+    by_name = {
         name: derivatives(block)
         if isinstance(block, GaussianFamily)
         else (jax.tree.map(jnp.zeros_like, block.natural()), None)
         for name, block in q.blocks.items()
     }
-    return {name: pair[0] for name, pair in found.items()}, {name: pair[1] for name, pair in found.items()}
+    return {name: pair[0] for name, pair in by_name.items()}, {name: pair[1] for name, pair in by_name.items()}
 
 
 def as_regularizer(regularizer: Any, prior: Any) -> Regularizer:
