@@ -1,10 +1,12 @@
-"""The README's first example prints what the README says it prints."""
+"""The README's examples print what the README says they print."""
 
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 README = Path(__file__).parents[1] / "README.md"
 
@@ -14,17 +16,20 @@ def rounded(text):
     return re.sub(r"-?\d+\.\d+", lambda number: f"{float(number.group()):.5f}", text).split()
 
 
-def test_first_example():
-    block = re.search(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    assert block is not None
-    said = [line[2:] for line in block.group(1).splitlines() if line.startswith("# ")]
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+PRINTED = [block for block in BLOCKS if re.search(r"^print\(", block, re.MULTILINE)]
+
+
+def test_the_examples_with_output_are_found():
+    assert BLOCKS[0] in PRINTED
+    assert len(PRINTED) == 2
+
+
+@pytest.mark.parametrize("block", PRINTED, ids=["first example", "difference"])
+def test_examples_print_what_the_readme_says(block):
+    expected = [line[2:] for line in block.splitlines() if line.startswith("# ")]
     settings = os.environ | {"JAX_ENABLE_X64": "0", "PYTHONIOENCODING": "utf-8"}
     ran = subprocess.run(
-        [sys.executable, "-c", block.group(1)],
-        capture_output=True,
-        text=True,
-        check=True,
-        env=settings,
-        encoding="utf-8",
+        [sys.executable, "-c", block], capture_output=True, text=True, check=True, env=settings, encoding="utf-8"
     )
-    assert rounded(ran.stdout) == rounded("\n".join(said))
+    assert rounded(ran.stdout) == rounded("\n".join(expected))
