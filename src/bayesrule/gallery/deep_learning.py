@@ -1,4 +1,4 @@
-"""Pictures of the deep-learning algorithms, each a run of the rule: a picture's docstring is its caption."""
+"""Pictures of the deep-learning algorithms, each from a run of the rule. The docstring of a picture is its caption."""
 
 from __future__ import annotations
 
@@ -15,19 +15,33 @@ from ..families.gaussian.diagonal import DiagonalGaussian
 from ..objectives.objective import Objective
 from ..recipes import deep_learning as recipes
 from ..rule.rule import Rule
-from .style import BAYESIAN, INK, PLAIN, QUIET, Picture, hills, label, panels, plane, posterior, rings, stacked, trail
+from .style import (
+    BAYESIAN,
+    INK,
+    PLAIN,
+    QUIET,
+    Picture,
+    contours,
+    label,
+    panels,
+    plane,
+    posterior,
+    rings,
+    stacked,
+    trail,
+)
 from .trace import trace_steps
 
 
 def _batches(data: tuple[np.ndarray, ...], size: int, steps: int, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Rows for every step: without replacement in each pass."""
+    """A batch for every step, drawn without replacement within each pass over the data."""
     random, rows = np.random.default_rng(seed), len(data[0])
     passes = -(-steps * size // rows)
     order = np.concatenate([random.permutation(rows) for _ in range(passes)])[: steps * size].reshape(steps, size)
     return tuple(column[order] for column in data)
 
 
-# A line through points: intercept and slope.
+# Linear regression: intercept and slope.
 
 
 @cache
@@ -43,33 +57,33 @@ def _squared(w: Float[Array, "2"], example: tuple) -> Float[Array, ""]:
 
 
 def sgd() -> Picture:
-    """A line is fitted to sixty points, one of them in each of 120 steps. The path wanders about the minimum at a
-    distance that the rate sets, where steps of the same rate on all of the points go to it smoothly."""
+    """A line is fitted to sixty points in 120 steps. With one point per step the path ends in random moves around the
+    minimum, as large as the rate; with all points in every step and the same rate it converges smoothly."""
     data, start = _line(), np.array([1.4, -0.5])
     rule, objective = recipes.sgd(0.15), Objective(_squared, size=60)
     noisy = trace_steps(rule, objective, jnp.asarray(start), steps=120, batches=_batches(data, 1, 120))
-    whole = trace_steps(rule, objective, jnp.asarray(start), steps=120, data=data)
+    full_batch = trace_steps(rule, objective, jnp.asarray(start), steps=120, data=data)
     figure, (axes,) = panels(1)
     plane(axes, (-0.6, 1.9), (-0.8, 1.9), ("intercept", "slope"))
     total = lambda w: jnp.mean(jax.vmap(lambda x, y: _squared(w, (x, y)))(*map(jnp.asarray, data)))
-    hills(axes, total, 12)
+    contours(axes, total, 12)
     trail(axes, np.vstack([start, noisy]), PLAIN, "D", size=2, lw=0.8)
-    trail(axes, np.vstack([start, whole]), BAYESIAN, size=4, lw=1.8)
+    trail(axes, np.vstack([start, full_batch]), BAYESIAN, size=4, lw=1.8)
     label(axes, start[0], start[1] - 0.16, "start", INK, ha="center")
     label(axes, -0.53, -0.5, "one point a step", PLAIN)
     label(axes, -0.53, -0.7, "all points in every step", BAYESIAN)
     return Picture(figure, rule)
 
 
-def _gorge(theta: Float[Array, "2"], _: Any) -> Float[Array, ""]:
-    """Thirty times as steep in one direction as in the other."""
+def _valley(theta: Float[Array, "2"], _: Any) -> Float[Array, ""]:
+    """A quadratic with curvatures 0.1 and 3."""
     return 0.5 * (0.1 * theta[0] ** 2 + 3.0 * theta[1] ** 2)
 
 
 def adam() -> Picture:
-    """Sixty steps in a gorge that is thirty times steeper across than along. SGD's steps shrink with the slope; RMSprop
-    and Adam divide by the root of the squared gradients, so that both directions are walked at the same speed."""
-    start, objective, data = np.array([-3.0, 1.1]), Objective(_gorge, size=1), np.zeros((1, 1))
+    """Sixty steps in a valley whose curvature is thirty times larger across than along it. SGD's steps shrink with the
+    gradient; RMSprop and Adam divide by the root of its averaged square, so both directions advance equally fast."""
+    start, objective, data = np.array([-3.0, 1.1]), Objective(_valley, size=1), np.zeros((1, 1))
     rules = {
         "SGD": (recipes.sgd(0.3), QUIET, "s"),
         "RMSprop": (recipes.rmsprop(0.05), PLAIN, "D"),
@@ -77,19 +91,19 @@ def adam() -> Picture:
     }
     figure, (axes,) = panels(1)
     plane(axes, (-3.5, 1.3), (-1.4, 1.5))
-    hills(axes, lambda t: _gorge(t, None), 12)
-    for place, (name, (rule, color, marker)) in enumerate(rules.items()):
+    contours(axes, lambda t: _valley(t, None), 12)
+    for index, (name, (rule, color, marker)) in enumerate(rules.items()):
         path = trace_steps(rule, objective, jnp.asarray(start), steps=60, data=data)
         trail(axes, np.vstack([start, path]), color, marker, size=2.5)
-        label(axes, 0.35, -0.95 - 0.16 * place, name, color)
+        label(axes, 0.35, -0.95 - 0.16 * index, name, color)
     axes.plot(0, 0, "+", color=INK, ms=9, mew=1.5)
     label(axes, start[0], start[1] + 0.12, "start", INK, ha="center")
     return Picture(figure, rules["Adam"][0])
 
 
 def dropout() -> Picture:
-    """Left: which of the forty hidden units were kept in the first thirty steps. Right: the network with fifty masks
-    drawn anew, and their mean: the spread is what dropout knows of its own uncertainty."""
+    """Left: which of the forty hidden units were kept in each of the first thirty steps. Right: the trained network
+    with fifty new masks, and their mean; the variation between masks is dropout's estimate of its uncertainty."""
     random = np.random.default_rng(0)
     x = np.concatenate([random.uniform(-2.5, -0.4, 24), random.uniform(1.2, 2.6, 16)])
     y = np.sin(1.6 * x) + 0.12 * random.normal(size=40)
@@ -106,12 +120,12 @@ def dropout() -> Picture:
         lambda state, turns: jax.lax.scan(lambda s, t: (rule.step(objective, s, *t)[0], None), state, turns)[0]
     )
     q = run(state, (jax.tree.map(jnp.asarray, batches), keys)).q
-    drawn = jax.jit(jax.vmap(lambda key: rule.points.at(state.q, key).factors[0]["last"][0, :, 0]))
-    masks = np.asarray(drawn(jax.random.clone(keys[:30]))) > 0
+    draw_masks = jax.jit(jax.vmap(lambda key: rule.points.at(state.q, key).factors[0]["last"][0, :, 0]))
+    masks = np.asarray(draw_masks(jax.random.clone(keys[:30]))) > 0
     grid = np.linspace(-3.2, 3.4, 160)
-    others = jax.random.split(jax.random.key(2), 50)
+    curve_keys = jax.random.split(jax.random.key(2), 50)
     curve = lambda w: jax.vmap(lambda x: output(w, x))(jnp.asarray(grid))
-    curves = np.asarray(jax.jit(jax.vmap(lambda key: curve(_first(rule.points.at(q, key).theta))))(others))
+    curves = np.asarray(jax.jit(jax.vmap(lambda key: curve(_first(rule.points.at(q, key).theta))))(curve_keys))
     figure, (left, right) = panels(1, 1.9)
     left.imshow(~masks.T, cmap="Blues_r", vmin=-0.6, vmax=1, aspect="auto", interpolation="none")
     left.set(xlabel="step", ylabel="hidden unit", xticks=[0, 10, 20], yticks=[])
@@ -126,14 +140,14 @@ def _first(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
-# Weights that are signs.
+# Binary weights.
 
 SIGNS = np.array([1.0, -1.0, 1.0, -1.0, 1.0, 0.0])
 
 
 @cache
 def _signed() -> tuple[np.ndarray, np.ndarray]:
-    """Labels from the signs of five weights; the sixth input says nothing."""
+    """Labels from five binary weights; the sixth input is irrelevant."""
     x = np.random.default_rng(5).normal(size=(80, 6))
     return x, np.sign(x @ SIGNS + 0.8 * np.random.default_rng(6).normal(size=80))
 
@@ -144,8 +158,8 @@ def _margin(w: Float[Array, "6"], example: tuple) -> Float[Array, ""]:
 
 
 def straight_through() -> Picture:
-    """Six binary weights of a classifier. Above, the latent λ whose signs they are: gradients are taken at the signs
-    and taken off λ as they are; a dot is a flip. Below, the mean loss at the signs, which changes at flips only."""
+    """Six binary weights of a classifier. Above, the latent λ, whose signs are the weights: the gradient at the signs
+    is subtracted from λ; a dot is a change of sign. Below, the mean loss at the signs, which changes only there."""
     data, start = _signed(), np.array([-0.5, 0.3, -0.8, 0.6, -0.2, 0.35])
     rule, objective = recipes.straight_through(0.04), Objective(_margin, size=80)
     batches = _batches(data, 8, 130)
@@ -160,18 +174,16 @@ def straight_through() -> Picture:
         flips = np.flatnonzero(np.diff(np.where(row >= 0, 1, -1))) + 1
         above.plot(flips, row[flips], "o", color=INK, ms=4, mec="white", mew=0.6, zorder=5)
     above.set(ylabel="latent λ", xlim=(0, 130), xticklabels=[], ylim=(-0.9, 1.05))
-    for place, (name, color) in enumerate(
-        [("should be +1", BAYESIAN), ("should be −1", PLAIN), ("says nothing", QUIET)]
-    ):
-        above.text(0.02 + 0.27 * place, 0.9, name, color=color, fontsize=10, transform=above.transAxes)
+    for index, (name, color) in enumerate([("should be +1", BAYESIAN), ("should be −1", PLAIN), ("irrelevant", QUIET)]):
+        above.text(0.02 + 0.27 * index, 0.9, name, color=color, fontsize=10, transform=above.transAxes)
     below.step(np.arange(131), values, color=INK, lw=1.4, where="post")
     below.set(xlabel="step", ylabel="loss", xlim=(0, 130), ylim=(0, None))
     return Picture(figure, rule)
 
 
 def bayesbinn() -> Picture:
-    """The same six weights, with a probability for each: the means of signs, tanh λ, go towards ±1 as far as the data
-    are sure of them, and the sixth, of which the data say nothing, stays near 0 instead of being any sign."""
+    """The same six weights, with a probability for each sign. The means tanh λ move towards ±1 as far as the data
+    determine them; the sixth weight, which is irrelevant, stays near 0 instead of taking a sign."""
     data, start = _signed(), np.zeros(6)
     rule, objective = recipes.bayesbinn(0.005), Objective(_margin, size=80)
     keys = jax.random.split(jax.random.key(0), 500)
@@ -184,19 +196,19 @@ def bayesbinn() -> Picture:
     for row, color in zip(np.vstack([start, path]).T, colors, strict=True):
         left.plot(row, color=color, lw=1.2)
     left.set(xlabel="step", ylabel="mean of the sign, tanh λ", xlim=(0, 500), ylim=(-1.05, 1.05))
-    chance = (1 + path[-1]) / 2
-    right.barh(np.arange(6)[::-1], chance - 0.5, left=0.5, color=colors, height=0.65)
+    probability = (1 + path[-1]) / 2
+    right.barh(np.arange(6)[::-1], probability - 0.5, left=0.5, color=colors, height=0.65)
     right.axvline(0.5, color=INK, lw=0.8)
     right.set(xlabel="probability of +1", xlim=(0, 1), xticks=[0, 0.5, 1], yticks=np.arange(6)[::-1])
     right.set_yticklabels([f"$w_{i + 1}$" for i in range(6)])
     return Picture(figure, rule)
 
 
-# Two weights of a logistic regression, whose posterior can be drawn.
+# Logistic regression with two weights, whose posterior can be drawn exactly.
 
 
 @cache
-def _labelled() -> tuple[np.ndarray, np.ndarray]:
+def _classification_data() -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(3)
     x = random.normal(size=(24, 2)) @ [[1.0, 0.6], [0.0, 0.8]]
     return x, np.where(random.random(24) < 1 / (1 + np.exp(-x @ [1.5, -0.6])), 1.0, -1.0)
@@ -206,11 +218,11 @@ LOGISTIC = Objective(_margin, size=24, regularizer=0.3)
 
 
 def _energy(w: Float[Array, "2"]) -> Float[Array, ""]:
-    x, y = map(jnp.asarray, _labelled())
+    x, y = map(jnp.asarray, _classification_data())
     return jnp.sum(jnp.logaddexp(0.0, -y * (x @ w))) + 0.15 * jnp.sum(w**2)
 
 
-def _ground() -> tuple[Any, Any]:
+def _posterior_axes() -> tuple[Any, Any]:
     figure, (axes,) = panels(1)
     plane(axes, (-1.3, 4.6), (-3.0, 1.9), ("$w_1$", "$w_2$"))
     posterior(axes, _energy)
@@ -220,16 +232,16 @@ def _ground() -> tuple[Any, Any]:
 def _moments(rule: Rule, **options: Any) -> tuple[np.ndarray, np.ndarray]:
     read: Callable[[Any], Any] = lambda q: (q.mean, 1 / q.precision)
     start = jnp.array([-0.5, 1.2])
-    means, variances = trace_steps(rule, LOGISTIC, start, data=_labelled(), read=read, **options)
+    means, variances = trace_steps(rule, LOGISTIC, start, data=_classification_data(), read=read, **options)
     return np.vstack([start, means]), variances
 
 
 def ogn() -> Picture:
-    """Two weights of a logistic regression with 24 points, and their posterior in grey. OGN's Gaussian has the squared
-    gradients of every example as its precision and is centred at the posterior's peak; it has no correlation."""
+    """The two weights of a logistic regression with 24 points, and their posterior in grey. OGN's Gaussian has the sum
+    of squared per-example gradients as its precision and its mean at the mode; it is diagonal."""
     rule = recipes.ogn(0.1, decay=0.95)
     means, variances = _moments(rule, steps=150)
-    figure, axes = _ground()
+    figure, axes = _posterior_axes()
     trail(axes, means, PLAIN, "D", size=2)
     rings(axes, means[-1], np.diag(variances[-1]), PLAIN, fill=0.08)
     label(axes, means[0, 0], means[0, 1] + 0.15, "start", INK, ha="center")
@@ -239,18 +251,20 @@ def ogn() -> Picture:
 
 
 def vogn() -> Picture:
-    """The same posterior, but gradients are taken at draws from the Gaussian (dots) instead of at its mean. So it moves
-    from the peak, where OGN's stays, towards the middle of the lopsided posterior."""
+    """The same posterior, but gradients are evaluated at samples from the Gaussian (dots) instead of at its mean. So it
+    moves away from the mode, where OGN stays, towards the mean of the skewed posterior."""
     rule = recipes.vogn(0.1, samples=4, decay=0.95)
     keys = jax.random.split(jax.random.key(0), 400)
     means, variances = _moments(rule, steps=400, keys=keys)
-    others, narrow = _moments(recipes.ogn(0.1, decay=0.95), steps=150)
+    ogn_means, ogn_variances = _moments(recipes.ogn(0.1, decay=0.95), steps=150)
     mean, variance = means[-100:].mean(axis=0), variances[-100:].mean(axis=0)
-    draws = np.asarray(DiagonalGaussian(jnp.asarray(mean), jnp.asarray(1 / variance)).sample(jax.random.key(1), (150,)))
-    figure, axes = _ground()
-    axes.plot(*draws.T, "o", color=BAYESIAN, ms=2, mew=0, alpha=0.5)
-    rings(axes, others[-1], np.diag(narrow[-1]), PLAIN, lw=0.9)
-    axes.plot(*others[-1], "D", color=PLAIN, ms=6, mec="white", mew=1, zorder=6)
+    samples = np.asarray(
+        DiagonalGaussian(jnp.asarray(mean), jnp.asarray(1 / variance)).sample(jax.random.key(1), (150,))
+    )
+    figure, axes = _posterior_axes()
+    axes.plot(*samples.T, "o", color=BAYESIAN, ms=2, mew=0, alpha=0.5)
+    rings(axes, ogn_means[-1], np.diag(ogn_variances[-1]), PLAIN, lw=0.9)
+    axes.plot(*ogn_means[-1], "D", color=PLAIN, ms=6, mec="white", mew=1, zorder=6)
     rings(axes, mean, np.diag(variance), BAYESIAN, fill=0.08)
     axes.plot(*mean, "o", color=BAYESIAN, ms=7, mec="white", mew=1, zorder=6)
     label(axes, -1.1, 1.5, "VOGN", BAYESIAN)

@@ -1,4 +1,4 @@
-"""Pictures of Bayesian inference and online learning, each a run of the rule: a picture's docstring is its caption."""
+"""Pictures of Bayesian inference and online learning, each from a run of the rule. The docstring is the caption."""
 
 from __future__ import annotations
 
@@ -31,27 +31,26 @@ from .trace import trace_steps
 
 
 def conjugate() -> Picture:
-    """What is known of a coin after 0, 1, 4, 16, 64 and 256 tosses. Each curve is one step of the rule at ρ = 1 from
-    the one before, and exact; the dotted line is the coin's own probability."""
+    """The posterior of a coin's probability after 0, 1, 4, 16, 64 and 256 tosses. Each curve is one exact step of the
+    rule with ρ = 1 from the previous one; the dotted line is the true probability."""
     chance = 0.35
     tosses = (np.random.default_rng(8).random(256) < chance).astype(float)
-    loss = lambda mu, seen: -(seen[0] * mu[0] + seen[1] * mu[1])  # heads and tails
+    loss = lambda mu, counts: -(counts[0] * mu[0] + counts[1] * mu[1])  # The counts are heads and tails.
     rule, q, grid = recipes.conjugate(), Beta(jnp.asarray(1.0), jnp.asarray(1.0)), np.linspace(0.002, 0.998, 400)
-    step = jax.jit(lambda q, seen: rule.step(Objective(loss, size=1, prior=q), rule.init(q), seen)[0].q)
-    height = jax.jit(lambda q: jnp.exp(q.log_prob(jnp.asarray(grid))))
+    step = jax.jit(lambda q, counts: rule.step(Objective(loss, size=1, prior=q), rule.init(q), counts)[0].q)
+    density_of = jax.jit(lambda q: jnp.exp(q.log_prob(jnp.asarray(grid))))
     figure, (axes,) = panels(1)
     shades = LinearSegmentedColormap.from_list("", ["#b9cfe8", BAYESIAN])
-    for place, (before, after) in enumerate(zip([0, 0, 1, 4, 16, 64], [0, 1, 4, 16, 64, 256], strict=True)):
+    for index, (before, after) in enumerate(zip([0, 0, 1, 4, 16, 64], [0, 1, 4, 16, 64, 256], strict=True)):
         if after > before:
             heads = tosses[before:after].sum()
-            seen = jnp.array([[heads, after - before - heads]])
-            q = step(q, seen)
-        density = np.asarray(height(q))
-        color = to_hex(shades(place / 5))
+            q = step(q, jnp.array([[heads, after - before - heads]]))
+        density = np.asarray(density_of(q))
+        color = to_hex(shades(index / 5))
         axes.plot(grid, density, color=color, lw=1.8)
         at = {0: 0.01, 1: 0.9, 4: 0.68}.get(after) or float(grid[np.argmax(density)]) + 0.03
-        text = "before any" if after == 0 else f"{after} toss" if after == 1 else f"{after} tosses"
-        label(axes, at, float(np.interp(at, grid, density)) + 0.2, text, color if place > 1 else "#7d9fc4")
+        text = "prior" if after == 0 else f"{after} toss" if after == 1 else f"{after} tosses"
+        label(axes, at, float(np.interp(at, grid, density)) + 0.2, text, color if index > 1 else "#7d9fc4")
     axes.axvline(chance, color=INK, lw=1, ls=":")
     axes.set(xlabel="probability of heads", xlim=(0, 1), xticks=[0, 0.25, 0.5, 0.75, 1], yticks=[], ylim=(0, None))
     axes.spines["left"].set_visible(False)
@@ -59,22 +58,22 @@ def conjugate() -> Picture:
 
 
 def laplace() -> Picture:
-    """The log-odds of an event seen once in twelve trials, whose posterior (grey) leans to the left. Laplace's Gaussian
-    sits at the peak with the curvature there; averaged over the Gaussian itself, the same step finds the middle."""
+    """The log-odds of an event that happened once in twelve trials; its posterior (grey) is skewed to the left.
+    Laplace's Gaussian has the mode and the curvature there; the variational one is nearer the posterior mean."""
 
     def loss(theta: jax.Array) -> jax.Array:
         return 12 * jax.nn.softplus(theta) - theta + 0.5 * (theta / 3) ** 2
 
     rule = recipes.laplace()
     first = Gaussian(jnp.asarray(0.0), jnp.asarray(1.0))
-    ours = fit(rule, loss, first, steps=50, tolerance=1e-9).q
-    other = fit(von(0.3).replace(points=Quadrature(30)), loss, ours, steps=100).q
+    delta_method = fit(rule, loss, first, steps=50, tolerance=1e-9).q
+    averaged = fit(von(0.3).replace(points=Quadrature(30)), loss, delta_method, steps=100).q
     figure, (axes,) = panels(1)
     grid = np.linspace(-8, 1.5, 500)
     density = np.exp(-np.asarray(loss(jnp.asarray(grid))))
     density /= density.sum() * (grid[1] - grid[0])
     axes.fill_between(grid, density, color="#d9d9d9", lw=0)
-    for q, color, style in ((ours, PLAIN, "-"), (other, BAYESIAN, "--")):
+    for q, color, style in ((delta_method, PLAIN, "-"), (averaged, BAYESIAN, "--")):
         height = np.exp(np.asarray(q.log_prob(jnp.asarray(grid))))
         axes.plot(grid, height, style, color=color, lw=1.8)
         axes.vlines(float(q.mean), 0, height.max(), color=color, lw=1, ls=":")
@@ -83,7 +82,7 @@ def laplace() -> Picture:
     top = axes.get_ylim()[1]
     label(axes, -7.8, 0.93 * top, "posterior", "#777777", va="top")
     label(axes, -7.8, 0.85 * top, "Laplace's method", PLAIN, va="top")
-    label(axes, -7.8, 0.77 * top, "averaged: variational", BAYESIAN, va="top")
+    label(axes, -7.8, 0.77 * top, "variational", BAYESIAN, va="top")
     return Picture(figure, rule)
 
 
@@ -107,69 +106,72 @@ COLORS = (BAYESIAN, PLAIN, THIRD)
 
 
 def em() -> Picture:
-    """Petals and sepals of 150 irises, and a mixture of three Gaussians from a poor start. An iteration of EM is a
-    step of the rule in every block, with the parameters' blocks read at their peak; colours are responsibilities."""
+    """Petals and sepals of 150 irises, and a mixture of three Gaussians from a poor start. An iteration of EM is a step
+    of the rule in every block, with the parameters' blocks read at their mode; colours are responsibilities."""
     rows = np.asarray(load_iris(return_X_y=True)[0])[:, [2, 1]]
     rows = (rows - rows.mean(axis=0)) / rows.std(axis=0)
     rule, counts = recipes.em(), (1, 5, 15, 60)
     start = np.array([[-0.2, 1.6], [0.2, 0.4], [0.5, -1.2]])
     read = lambda q: (q["components"].mean, q["z"].probabilities)
-    peaks, chances = trace_steps(rule, _mixture(_around(start), {}, 150), None, steps=60, data={"y": rows}, read=read)
+    modes, responsibilities = trace_steps(
+        rule, _mixture(_around(start), {}, 150), None, steps=60, data={"y": rows}, read=read
+    )
     figure = Figure(figsize=(5.2, 4.2), layout="constrained")
-    every = [figure.add_subplot(2, 2, place + 1) for place in range(4)]
+    subplots = [figure.add_subplot(2, 2, index + 1) for index in range(4)]
     palette = np.array([[int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)] for color in COLORS])
-    for axes, count in zip(every, counts, strict=True):
+    for axes, count in zip(subplots, counts, strict=True):
         plane(axes, (-1.9, 2.1), (-2.8, 3.3))
         axes.set_title(f"{count} iteration{'s' * (count > 1)}", fontsize=10, color=INK)
-        axes.scatter(*rows.T, c=chances[count - 1] @ palette, s=8, lw=0, alpha=0.8)
-        means, covariances = peaks["mean"][count - 1], np.linalg.inv(peaks["precision"][count - 1])
+        axes.scatter(*rows.T, c=responsibilities[count - 1] @ palette, s=8, lw=0, alpha=0.8)
+        means, covariances = modes["mean"][count - 1], np.linalg.inv(modes["precision"][count - 1])
         for mean, covariance, color in zip(means, covariances, COLORS, strict=True):
             rings(axes, mean, covariance, color, widths=(2,), fill=0.08)
-    every[2].set_xlabel("petal length", color=INK)
-    every[2].set_ylabel("sepal width", color=INK)
+    subplots[2].set_xlabel("petal length", color=INK)
+    subplots[2].set_ylabel("sepal width", color=INK)
     return Picture(figure, rule)
 
 
-def falling(count: Any) -> Any:
-    """(t + 2)^−0.7."""
+def decaying_rate(count: Any) -> Any:
+    """The rate (t + 2)^−0.7."""
     return (count + 2.0) ** -0.7
 
 
 def svi() -> Picture:
-    """A mixture for 3,000 points. Left, the bound as rows are read: SVI's batches of 60 are near the best one before
-    the first pass over the data ends, when message passing on all rows (orange) has taken one step. Right, its q."""
+    """A mixture for 3,000 points. Left, the bound against the rows read: with batches of 60, SVI is close to its best
+    before the first pass over the data ends; VMP on all rows (orange) has then taken one step. Right, SVI's q."""
     random = np.random.default_rng(0)
     centers = np.array([[-1.6, -0.6], [1.2, -1.0], [0.3, 1.5]])
     rows = centers[random.integers(0, 3, 3000)] + random.normal(size=(3000, 2)) @ [[0.6, 0.2], [0.0, 0.5]]
     prior = NormalWishart(*map(jnp.asarray, ([0.0, 0.0], 0.1, 4.0, 0.5 * np.eye(2))))
     priors = {"weights": Dirichlet(jnp.full(3, 2.0)), "components": prior}
     start = _around(np.array([[-0.3, 0.0], [0.3, -0.2], [0.0, 0.4]]))
-    # The choices are summed out, each at its best: so every q of the others has a bound, whatever rows it has seen.
+    # The component of each row is summed out at its optimum, so the bound on all rows is defined for every q of the
+    # global blocks, whichever rows it was computed from.
     terms = {f"prior of {name}": factors.prior(name, member) for name, member in priors.items()}
     terms["y"] = factors.mixture("weights", factors.multivariate_normal("y", joint="components"))
     model, data = Model({"weights": priors["weights"], "components": start}, terms, size=3000), {"y": jnp.asarray(rows)}
-    rule, read = recipes.svi(falling), lambda q: (q["components"], model.bound(q, data) / 3000)
+    rule, read = recipes.svi(decaying_rate), lambda q: (q["components"], model.bound(q, data) / 3000)
     batches = {"y": np.concatenate([random.permutation(rows) for _ in range(4)]).reshape(200, 60, 2)}
-    found, bounds = trace_steps(rule, model, None, steps=200, batches=batches, read=read)
-    _, whole = trace_steps(recipes.vmp(order="parallel"), model, None, steps=4, data=data, read=read)
+    components, bounds = trace_steps(rule, model, None, steps=200, batches=batches, read=read)
+    _, full_batch = trace_steps(recipes.vmp(order="parallel"), model, None, steps=4, data=data, read=read)
     figure, (left, right) = panels(1.35, 1)
-    left.plot(np.arange(1, 5) * 3000, whole, "D-", color=PLAIN, ms=5, lw=1.2)
+    left.plot(np.arange(1, 5) * 3000, full_batch, "D-", color=PLAIN, ms=5, lw=1.2)
     left.plot(np.arange(1, 201) * 60, bounds, "-", color=BAYESIAN, lw=1.5)
-    left.set(xlabel="rows read", ylabel="bound for each row", xlim=(0, 12500), xticks=[0, 3000, 6000, 9000, 12000])
+    left.set(xlabel="rows read", ylabel="bound per row", xlim=(0, 12500), xticks=[0, 3000, 6000, 9000, 12000])
     low, high = left.get_ylim()
     label(left, 800, high - 0.2 * (high - low), "batches of 60", BAYESIAN)
     label(left, 4900, low + 0.4 * (high - low), "all rows at once", PLAIN)
     plane(right, (-3.6, 3.2), (-2.9, 3.2))
     right.plot(*rows[::3].T, "o", color=QUIET, ms=1.5, mew=0, alpha=0.5)
-    q = jax.tree.map(lambda leaf: leaf[-1], found)
+    q = jax.tree.map(lambda leaf: leaf[-1], components)
     for mean, precision, color in zip(q.mean, q.df[:, None, None] * q.scale, COLORS, strict=True):
         rings(right, mean, np.linalg.inv(precision), color, fill=0.1)
     return Picture(figure, rule)
 
 
 def vmp() -> Picture:
-    """Mean and precision of a normal from ten numbers. Grey is their exact posterior, blue the product q(mean)
-    q(precision): each block's step puts it where the other's message says, and three sweeps settle both."""
+    """Mean and precision of a normal distribution from ten numbers. Grey is the exact posterior, blue the product
+    q(mean) q(precision): each block is set by the message from the other, and three sweeps converge."""
     y = np.array([0.2, 1.9, 1.1, -0.6, 2.4, 0.9, 1.5, -0.1, 2.2, 1.0])
     priors = {
         "mean": DiagonalGaussian(jnp.asarray(0.0), jnp.asarray(0.1)),
@@ -198,17 +200,17 @@ def vmp() -> Picture:
                 axes.contourf(*grid, values, levels=[*levels, values.max()], colors=["#e4e4e4", "#cfcfcf", "#b5b5b5"])
             else:
                 axes.contour(*grid, values, levels=levels, colors=BAYESIAN, linewidths=1.3)
-        said = "start" if sweeps == 0 else f"{sweeps} sweep{'s' * (sweeps > 1)}"
-        axes.set_title(said, fontsize=10, color=INK)
+        title = "start" if sweeps == 0 else f"{sweeps} sweep{'s' * (sweeps > 1)}"
+        axes.set_title(title, fontsize=10, color=INK)
         axes.set_xlabel("mean")
     every[0].set_ylabel("precision")
     return Picture(figure, rule)
 
 
 def ncvmp() -> Picture:
-    """Counts with the rate exp(2.5w), from w ~ N(0, 1): above, how far the bound is below its best after each sweep.
-    Whole steps with a factor that is not conjugate (orange) may leap to where the rate explodes, and be long in coming
-    back. NCVMP's guard halves a step until the bound does not fall; below, the fraction that it took."""
+    """Counts with rate exp(2.5w) and w ~ N(0, 1). Above, how far the bound is below its best after each sweep: full
+    steps with a non-conjugate factor (orange) can overshoot to huge rates and return slowly. NCVMP's guard halves a
+    step until the bound does not fall; below, the fraction of the step that it took."""
     prior = Gaussian(jnp.zeros(1), jnp.eye(1))
     terms = {"prior": factors.prior("w", prior), "y": factors.poisson_exp("y", {"w": "x"})}
     model = Model({"w": prior}, terms, size=5)
@@ -221,7 +223,7 @@ def ncvmp() -> Picture:
         gap = (guarded.bound or 0.0) - result.trace["bound"][: result.steps]
         above.plot(np.where(gap > 1e-4, gap, np.nan), "-", marker=marker, color=color, ms=4.5, lw=1.2)
     above.set(yscale="log", ylabel="below the best (nats)", xlim=(-0.6, sweeps - 0.4))
-    label(above, 7, 3e6, "whole steps", PLAIN)
+    label(above, 7, 3e6, "full steps", PLAIN)
     label(above, 1.6, 1.0, "NCVMP", BAYESIAN)
     below.bar(np.arange(guarded.steps), guarded.trace["fraction"][: guarded.steps], color=BAYESIAN, width=0.7)
     below.set(xlabel="sweep", ylabel="fraction", ylim=(0, 1.05), xlim=(-0.6, sweeps - 0.4), yticks=[0, 0.5, 1])
@@ -231,9 +233,9 @@ def ncvmp() -> Picture:
 
 
 def cvi() -> Picture:
-    """A Gaussian process tells two moons apart. The labels' likelihood is not conjugate; every point's message is a
-    natural gradient found by quadrature in one dimension. Colour is the probability, the line where it is one half, and
-    it pales where there are no points to go by."""
+    """A Gaussian process classifies two moons. The likelihood of a label is not conjugate; each point's message is a
+    natural gradient, computed by quadrature in one dimension. Colour is the probability, pale far away from the data;
+    on the line it is one half."""
     x, y = make_moons(60, noise=0.18, random_state=3)
     kernel = RBF(6.0, 0.7)
     rule = recipes.cvi(0.5)
@@ -242,22 +244,22 @@ def cvi() -> Picture:
     figure, (axes,) = panels(1, size=(5.2, 3.4))
     plane(axes, (-1.9, 2.9), (-1.35, 1.85))
     first, second = np.linspace(-1.9, 2.9, 70), np.linspace(-1.35, 1.85, 60)
-    places = np.stack(np.meshgrid(first, second), axis=-1).reshape(-1, 2)
-    mean, variance = gp.predict(q, kernel, jnp.asarray(x), jnp.asarray(places))
+    grid_points = np.stack(np.meshgrid(first, second), axis=-1).reshape(-1, 2)
+    mean, variance = gp.predict(q, kernel, jnp.asarray(x), jnp.asarray(grid_points))
     nodes, weights = np.polynomial.hermite_e.hermegauss(15)
     outputs = np.asarray(mean)[:, None] + np.sqrt(np.asarray(variance))[:, None] * nodes
-    chance = ((1 / (1 + np.exp(-outputs))) @ weights / weights.sum()).reshape(60, 70)
+    probability = ((1 / (1 + np.exp(-outputs))) @ weights / weights.sum()).reshape(60, 70)
     shades = LinearSegmentedColormap.from_list("", [PLAIN, "#f2ddcf", "#ffffff", "#cfdded", BAYESIAN])
-    axes.contourf(first, second, chance, levels=np.linspace(0, 1, 21), cmap=shades, alpha=0.75)
-    axes.contour(first, second, chance, levels=[0.5], colors=INK, linewidths=1.4)
+    axes.contourf(first, second, probability, levels=np.linspace(0, 1, 21), cmap=shades, alpha=0.75)
+    axes.contour(first, second, probability, levels=[0.5], colors=INK, linewidths=1.4)
     for value, color, marker in ((0, PLAIN, "D"), (1, BAYESIAN, "o")):
         axes.plot(*x[y == value].T, marker, color=color, ms=5.5, mec="white", mew=0.8)
     return Picture(figure, rule)
 
 
 def exponential_weights() -> Picture:
-    """Five experts over 300 rounds; for 120 rounds the orange one is best, then the blue one. Above, their weights.
-    Below, how much more was lost than by the best expert in hindsight, and the bound √(T log K / 2) on it."""
+    """Five experts over 300 rounds: for 120 rounds the orange one is best, then the blue one. Above, their weights.
+    Below, the regret, which is the loss minus that of the best expert in hindsight, and its bound √(T log K / 2)."""
     rounds, experts = 300, 5
     random = np.random.default_rng(2)
     quality = np.full((rounds, experts), 0.62)
@@ -268,11 +270,11 @@ def exponential_weights() -> Picture:
     objective = Objective(lambda expert, loss: loss[expert], size=1)
     start = Categorical(jnp.zeros(experts))
     weights = trace_steps(rule, objective, start, steps=rounds, batches=losses[:, None], read=lambda q: q.probabilities)
-    before = np.vstack([np.full(experts, 1 / experts), weights[:-1]])
-    regret = np.cumsum(np.sum(before * losses, axis=1)) - np.cumsum(losses, axis=0).min(axis=1)
+    weights_before = np.vstack([np.full(experts, 1 / experts), weights[:-1]])
+    regret = np.cumsum(np.sum(weights_before * losses, axis=1)) - np.cumsum(losses, axis=0).min(axis=1)
     figure, (above, below) = stacked(1.6, 1)
     colors = [BAYESIAN, PLAIN, "#b8b8b8", "#cdcdcd", "#e0e0e0"]
-    above.stackplot(np.arange(rounds), before.T, colors=colors, edgecolor="white", lw=0.4)
+    above.stackplot(np.arange(rounds), weights_before.T, colors=colors, edgecolor="white", lw=0.4)
     above.set(ylabel="weight", xlim=(0, rounds), ylim=(0, 1), xticklabels=[])
     below.plot(regret, color=BAYESIAN, lw=1.5)
     limit = np.sqrt(rounds * np.log(experts) / 2)

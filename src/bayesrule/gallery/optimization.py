@@ -1,4 +1,4 @@
-"""Pictures of the optimisers, each a run of the rule: a picture's docstring is its caption."""
+"""Pictures of the optimisers, each from a run of the rule. The docstring of a picture is its caption on the page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..models.landscapes import himmelblau
 from ..objectives.objective import as_objective
 from ..recipes import optimization as recipes
 from ..rule.rule import Rule
-from .style import BAYESIAN, INK, PLAIN, QUIET, Picture, hills, label, panels, plane, posterior, rings, trail
+from .style import BAYESIAN, INK, PLAIN, QUIET, Picture, contours, label, panels, plane, posterior, rings, trail
 from .trace import trace_steps
 
 START = np.array([-1.9, 0.75])
@@ -29,11 +29,11 @@ def funnel(theta: Float[Array, "2"]) -> Float[Array, ""]:
     return jnp.exp(x + 3 * y - 0.1) + jnp.exp(x - 3 * y - 0.1) + jnp.exp(-x - 0.1)
 
 
-def _steps(rule: Rule, count: int) -> np.ndarray:
+def _path(rule: Rule, count: int) -> np.ndarray:
     return np.vstack([START, trace_steps(rule, funnel, jnp.asarray(START), steps=count)])
 
 
-def _least() -> np.ndarray:
+def _minimum() -> np.ndarray:
     return np.asarray(fit(recipes.newton(), funnel, jnp.zeros(2), steps=20).q.mean)
 
 
@@ -41,15 +41,15 @@ LEVELS = 2.56 + np.geomspace(0.05, 14, 11)
 
 
 def gradient_descent() -> Picture:
-    """Thirty steps on a lopsided bowl whose minimum is the cross. The candidate's covariance never changes, so that
-    every step is a multiple of the slope, short where the bowl is flat; natural momentum carries past, and back."""
+    """Thirty steps on an asymmetric bowl; the cross is its minimum. The covariance of q is fixed, so every step is a
+    multiple of the gradient, short where the bowl is flat. Momentum overshoots the minimum and comes back."""
     rule = recipes.gradient_descent(0.03)
     figure, (axes,) = panels(1)
     plane(axes, X, Y)
-    hills(axes, funnel, LEVELS)
-    trail(axes, _steps(recipes.gradient_descent(0.03, momentum=0.7), 30), BAYESIAN, "o")
-    trail(axes, _steps(rule, 30), PLAIN, "D")
-    axes.plot(*_least(), "+", color=INK, ms=10, mew=1.5, zorder=9)
+    contours(axes, funnel, LEVELS)
+    trail(axes, _path(recipes.gradient_descent(0.03, momentum=0.7), 30), BAYESIAN, "o")
+    trail(axes, _path(rule, 30), PLAIN, "D")
+    axes.plot(*_minimum(), "+", color=INK, ms=10, mew=1.5, zorder=9)
     label(axes, -2.5, -0.85, "gradient descent", PLAIN)
     label(axes, -2.5, -1.03, "with momentum γ = 0.7", BAYESIAN)
     label(axes, START[0], START[1] + 0.09, "start", INK, ha="center")
@@ -57,13 +57,13 @@ def gradient_descent() -> Picture:
 
 
 def newton() -> Picture:
-    """Six steps of Newton's method, where gradient descent took thirty and had not arrived: the Gaussian learns the
-    Hessian as its precision. In the end its ellipse, at one standard deviation, has the shape of the bowl."""
+    """Six steps of Newton's method, and thirty of gradient descent, which has not converged. The precision of q becomes
+    the Hessian, so its ellipse (one standard deviation) has the shape of the bowl."""
     rule = recipes.newton()
     figure, (axes,) = panels(1)
     plane(axes, X, Y)
-    hills(axes, funnel, LEVELS)
-    trail(axes, _steps(recipes.gradient_descent(0.03), 30), QUIET, "D", size=2.5, lw=0.9)
+    contours(axes, funnel, LEVELS)
+    trail(axes, _path(recipes.gradient_descent(0.03), 30), QUIET, "D", size=2.5, lw=0.9)
     path, precisions = trace_steps(rule, funnel, jnp.asarray(START), steps=6, read=lambda q: (q.mean, q.precision))
     rings(axes, path[-1], np.linalg.inv(precisions[-1]), BAYESIAN, widths=(1,), fill=0.15)
     trail(axes, np.vstack([START, path]), BAYESIAN, size=5)
@@ -74,8 +74,8 @@ def newton() -> Picture:
 
 
 def von() -> Picture:
-    """Newton's method without the delta method: gradients and Hessians are averaged over the Gaussian itself. It starts
-    far off and ends on the posterior (grey), to the left of the minimum, away from the steep side."""
+    """Newton's method without the delta method: gradients and Hessians are averaged over samples from q. It starts far
+    away and ends on the posterior (grey), to the left of the minimum, away from the steep side."""
     rule = recipes.von(0.2, samples=20)
     figure, (axes,) = panels(1)
     plane(axes, (-3.6, 1.6), (-1.45, 1.45))
@@ -90,17 +90,17 @@ def von() -> Picture:
         last = count == 60
         rings(axes, means[count], covariances[count], BAYESIAN, widths=(1, 2) if last else (1,), fill=0.08)
         axes.plot(*means[count], "o", color=BAYESIAN, ms=6 if last else 4, mec="white", mew=0.8)
-    least = _least()
-    axes.plot(*least, "D", color=PLAIN, ms=6, mec="white", mew=1, zorder=6)
-    label(axes, least[0] + 0.12, least[1] - 0.03, "minimum", PLAIN, va="top")
+    minimum = _minimum()
+    axes.plot(*minimum, "D", color=PLAIN, ms=6, mec="white", mew=1, zorder=6)
+    label(axes, minimum[0] + 0.12, minimum[1] - 0.03, "minimum", PLAIN, va="top")
     label(axes, means[0, 0], means[0, 1] + 0.24, "start", BAYESIAN, ha="center")
     label(axes, -3.5, -1.2, "q after 3, 6, 10 and 60 steps", BAYESIAN)
     return Picture(figure, rule)
 
 
 def multimodal() -> Picture:
-    """Eight components on Himmelblau's function take Newton-like steps, each away from the others' ground. Who arrives
-    is recorded and starts anew elsewhere; numbers are the share of all starts that led to each of the four minima."""
+    """Eight components take Newton-like steps on Himmelblau's function and repel each other. A converged component is
+    recorded and restarted elsewhere; the numbers are the shares of all starts that led to each of the four minima."""
     low, high = jnp.full(2, -6.0), jnp.full(2, 6.0)
     rule = recipes.multimodal(0.8, components=8, bounds=(low, high))
     state = rule.init(None, himmelblau, jax.random.key(2))
@@ -116,7 +116,7 @@ def multimodal() -> Picture:
     last, (means, ages) = run(state)
     figure, (axes,) = panels(1, size=(5.2, 3.8))
     plane(axes, (-6, 6), (-6, 6))
-    hills(axes, himmelblau, -200 + np.geomspace(4, 1500, 10))
+    contours(axes, himmelblau, -200 + np.geomspace(4, 1500, 10))
     means, ages = np.concatenate([state.q.components.mean[None], means]), np.asarray(ages)
     for k in range(means.shape[1]):
         begins = [0, *(np.flatnonzero(ages[1:, k] <= ages[:-1, k]) + 2)]

@@ -1,4 +1,4 @@
-"""The paper's figures, drawn from runs of the rule: each function runs it and returns a matplotlib Figure."""
+"""The paper's figures, drawn from runs of the rule; the docstring of a figure is its caption on the gallery's page."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def wall_loss(theta: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 class WallSolutions(NamedTuple):
-    """Where three algorithms end on `wall_loss`: Newton's method, and two that average over a Gaussian, one of a fixed
-    width and one that learns it."""
+    """The results of three algorithms on `wall_loss`: Newton's method, and two that average over a Gaussian, one with a
+    fixed variance and one that learns it."""
 
     plain: Result
     bayesian: Result
@@ -41,10 +41,10 @@ class WallSolutions(NamedTuple):
 
 
 def wall_solutions() -> WallSolutions:
-    r"""The minimum next to a wall, and the Bayesian solutions away from it.
+    r"""Fit the minimum next to a wall, and the Bayesian solutions, which keep a distance from it.
 
-    With a fixed variance σ², $E_q∇ℓ = ke^{km + ½k^2σ^2} − a$ is zero (`eq:conv_cond_1`) at $m = θ_* − ½kσ^2$. With the
-    precision learnt as well, $S = E_q∇^2ℓ = ka$ (`eq:conv_cond_2`), and so $m = θ_* − 1/(2a)$.
+    With a fixed variance σ², $E_q∇ℓ = ke^{km + ½k^2σ^2} − a$ is zero (`eq:conv_cond_1`) at $m = θ_* − ½kσ^2$. If
+    the precision is learned too, $S = E_q∇^2ℓ = ka$ (`eq:conv_cond_2`), and so $m = θ_* − 1/(2a)$.
 
     >>> plain, bayesian, learned = wall_solutions()
     >>> round(float(plain.q.mean - bayesian.q.mean), 3), round(float(plain.q.mean - learned.q.mean), 3)
@@ -53,15 +53,15 @@ def wall_solutions() -> WallSolutions:
     plain = fit(newton(), wall_loss, Gaussian(-1.0, 1.0), steps=50, tolerance=1e-12)
     start = FixedGaussian(plain.q.mean, 1 / WIDTH**2)
     bayesian = fit(gradient_descent(0.5).replace(points=WALL_POINTS), wall_loss, start, steps=200)
-    # Near its solution a step multiplies the error by 1 − (3 ± √8)ρ, for this k/a: at ρ = ½ it would not settle.
+    # Near its solution a step multiplies the error by 1 − (3 ± √8)ρ for this k/a, so at ρ = ½ it would diverge.
     learned = fit(von(0.2).replace(points=WALL_POINTS), wall_loss, plain.q, steps=1000)
     return WallSolutions(plain, bayesian, learned)
 
 
 def wall() -> Figure:
-    """Figure 1 (a): next to a wall, the Bayesian solution keeps away from it (`fig:bayes_robust_1`).
+    """Figure 1 (a): the Bayesian solution keeps a distance from the wall (`fig:bayes_robust_1`).
 
-    Averaged over a Gaussian of variance σ², the wall comes nearer by ½kσ², and the minimum goes with it.
+    Averaging over a Gaussian of variance σ² shifts the wall by ½kσ², and the minimum with it.
     """
     solutions = wall_solutions()
     plain, q = float(solutions.plain.q.mean), solutions.bayesian.q
@@ -84,13 +84,13 @@ def wall() -> Figure:
 
 # Figure 1 (b): a sharp minimum and a flat one.
 
-FLAT, SHARP = (-1.0, 4.0, 0.9), (1.5, 5.0, 0.12)  # center, depth, width
+FLAT, SHARP = (-1.0, 4.0, 0.9), (1.5, 5.0, 0.12)  # Center, depth, width.
 BOWL = 0.3
-WELLS_POINTS = Quadrature(200)  # so many that the sharp well is seen from the flat one
+WELLS_POINTS = Quadrature(200)  # Enough points to resolve the sharp well from the flat one.
 
 
 def wells_loss(theta: Float[Array, "..."]) -> Float[Array, "..."]:
-    """A flat well on the left and a sharp, deeper one on the right, in a wide bowl: ½bθ² less two Gaussians."""
+    """A flat well on the left and a sharp, deeper one on the right, in a wide bowl: ½bθ² minus two Gaussians."""
 
     def well(center: float, depth: float, width: float) -> Array:
         return depth * jnp.exp(-0.5 * ((theta - center) / width) ** 2)
@@ -99,8 +99,8 @@ def wells_loss(theta: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 class WellsSolutions(NamedTuple):
-    """Where two algorithms end in each well of `wells_loss`, the flat one first: Newton's method, and from there the
-    same with averages over its Gaussian."""
+    """The results of two algorithms in each well of `wells_loss`, the flat one first: Newton's method, and from there
+    the same with averages over its Gaussian."""
 
     newton: tuple[Result, ...]
     averaged: tuple[Result, ...]
@@ -117,10 +117,10 @@ class WellsSolutions(NamedTuple):
 
 
 def wells_solutions() -> WellsSolutions:
-    r"""A sharp minimum and a flat one, with and without the average over q.
+    r"""Fit a sharp minimum and a flat one, with and without the average over q.
 
     Both algorithms have a solution in each well. The sharp one has the lower loss; the flat one has the lower
-    $E_qℓ − H(q)$, since there is room for a wider q.
+    $E_qℓ − H(q)$, because it admits a wider q.
 
     >>> solutions = wells_solutions()
     >>> round(float(solutions.plain.q.mean), 2), round(float(solutions.bayesian.q.mean), 2)
@@ -132,9 +132,9 @@ def wells_solutions() -> WellsSolutions:
 
 
 def sharp_and_flat() -> Figure:
-    """Figure 1 (b): of a sharp minimum and a flat one, the Bayesian solution is in the flat one (`fig:bayes_robust_2`).
+    """Figure 1 (b): the Bayesian solution prefers the flat minimum to the sharp one (`fig:bayes_robust_2`).
 
-    The average is over the Bayesian solution's own Gaussian, moved along: it all but closes the sharp well.
+    The averaged loss is over the Gaussian of the Bayesian solution, moved along θ; it almost closes the sharp well.
     """
     solutions = wells_solutions()
     plain, q = float(solutions.plain.q.mean), solutions.bayesian.q
@@ -165,7 +165,7 @@ def hills_loss(theta: Float[Array, "2"]) -> Float[Array, ""]:
 
 
 def two_minima_run() -> list[Mixture]:
-    """q at each of the `FRAMES`: two components that begin side by side, one step of the rule after another.
+    """q at each of the `FRAMES` of a run whose two components start close to each other.
 
     >>> [round(float(x), 1) for x in two_minima_run()[-1].components.mean[:, 0]]
     [-1.2, 1.2]
@@ -174,25 +174,25 @@ def two_minima_run() -> list[Mixture]:
     starts = jnp.array([[-0.15, 1.4], [0.15, 1.4]])
     state = rule.init(Mixture.around(starts, 4.0, component=Gaussian, learnt=False))
     step = jax.jit(lambda state: rule.step(hills_loss, state)[0])
-    seen = [state.q]
+    history = [state.q]
     for _ in range(FRAMES[-1]):
         state = step(state)
-        seen.append(state.q)
-    return [seen[count] for count in FRAMES]
+        history.append(state.q)
+    return [history[count] for count in FRAMES]
 
 
 def two_minima() -> Figure:
-    """Six frames of a run: the entropy keeps two components apart, and each takes a minimum (section 3.2)."""
+    """Six frames of a run: the entropy of the mixture separates two components, and each finds a minimum."""
     figure = Figure(figsize=(7.5, 4.6), layout="constrained")
     x, y = np.linspace(-2.4, 2.4, 160), np.linspace(-2.1, 2.1, 140)
     values = np.asarray(jax.vmap(jax.vmap(hills_loss))(jnp.stack(jnp.meshgrid(x, y), axis=-1)))
     styles = {"xticks": [], "yticks": [], "aspect": "equal"}
-    for place, (count, q) in enumerate(zip(FRAMES, two_minima_run(), strict=True)):
-        axes = figure.add_subplot(2, 3, place + 1, xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), **styles)
+    for index, (count, q) in enumerate(zip(FRAMES, two_minima_run(), strict=True)):
+        axes = figure.add_subplot(2, 3, index + 1, xlim=(x[0], x[-1]), ylim=(y[0], y[-1]), **styles)
         axes.set_title("start" if count == 0 else f"step {count}", fontsize=10, color=INK)
         axes.spines[:].set_color("#bbbbbb")
         levels = values.min() + np.geomspace(0.15, 40, 11)
         axes.contour(x, y, values, levels=levels, colors=INK, linewidths=0.5, alpha=0.55)
-        for index, (color, marker) in enumerate([(BAYESIAN, "o"), (PLAIN, "D")]):
-            ellipse(axes, q.component(index), color, marker)
+        for k, (color, marker) in enumerate([(BAYESIAN, "o"), (PLAIN, "D")]):
+            ellipse(axes, q.component(k), color, marker)
     return figure

@@ -1,4 +1,4 @@
-"""How the pictures look: colours, axes, and the marks that they share."""
+"""The style of the pictures: colours, axes, and the marks that they share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matplotlib.patheffects import withStroke
 from ..points.base import Points
 from ..rule.rule import Rule
 
-# Of different lightness, and each solution has its own marker: a print in grey can be read too.
+# The colours differ in lightness and each solution has its own marker, so that a print in grey can be read too.
 INK, PLAIN, BAYESIAN, THIRD, QUIET = "#222222", "#c9641a", "#16508f", "#3f9b6b", "#9a9a9a"
 
 Loss = Callable[[Float[Array, "..."]], Float[Array, "..."]]
@@ -33,13 +33,13 @@ def canvas(x: tuple[float, float], y: tuple[float, float]) -> tuple[Figure, Axes
     """A figure with one pair of axes over a range of θ and of the loss, and a grid along θ."""
     figure = Figure(figsize=(6, 3.5), layout="constrained")
     axes = figure.add_subplot(xlim=x, ylim=y, xlabel=r"$\theta$", yticks=[])
-    style(axes)
+    style_axes(axes)
     axes.spines["left"].set_visible(False)
     return figure, axes, np.linspace(*x, 800)
 
 
-def style(axes: Axes) -> None:
-    """What all axes share: ink where there is something to read, and nothing else."""
+def style_axes(axes: Axes) -> None:
+    """The common style of axes: no frame, and dark ticks and labels."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["bottom", "left"]].set_color(INK)
     axes.tick_params(colors=INK, labelsize=9)
@@ -51,24 +51,24 @@ def panels(*widths: float, size: tuple[float, float] = (5.2, 3.2)) -> tuple[Figu
     """A figure with axes side by side, of these relative widths."""
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.add_gridspec(1, len(widths), width_ratios=widths)
-    every = [figure.add_subplot(grid[0, place]) for place in range(len(widths))]
-    for axes in every:
-        style(axes)
-    return figure, every
+    subplots = [figure.add_subplot(grid[0, index]) for index in range(len(widths))]
+    for axes in subplots:
+        style_axes(axes)
+    return figure, subplots
 
 
 def stacked(*heights: float, size: tuple[float, float] = (5.2, 3.4)) -> tuple[Figure, list[Axes]]:
     """A figure with axes one above another, of these relative heights."""
     figure = Figure(figsize=size, layout="constrained")
     grid = figure.add_gridspec(len(heights), 1, height_ratios=heights)
-    every = [figure.add_subplot(grid[place, 0]) for place in range(len(heights))]
-    for axes in every:
-        style(axes)
-    return figure, every
+    subplots = [figure.add_subplot(grid[index, 0]) for index in range(len(heights))]
+    for axes in subplots:
+        style_axes(axes)
+    return figure, subplots
 
 
 def plane(axes: Axes, x: tuple[float, float], y: tuple[float, float], names: tuple[str, str] = ("", "")) -> None:
-    """Axes over two parameters, in a thin frame; without ticks unless the parameters have names."""
+    """Axes over two parameters in a thin frame, without ticks unless the parameters have names."""
     axes.set(xlim=x, ylim=y, xlabel=names[0], ylabel=names[1])
     if not any(names):
         axes.set(xticks=[], yticks=[])
@@ -77,14 +77,14 @@ def plane(axes: Axes, x: tuple[float, float], y: tuple[float, float], names: tup
 
 
 def surface(axes: Axes, function: Callable[[Any], Any], count: int = 120) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A function's values over what the axes show, for `contour` and `contourf`."""
+    """The values of a function over the area of the axes, for `contour` and `contourf`."""
     x, y = np.linspace(*axes.get_xlim(), count), np.linspace(*axes.get_ylim(), count)
-    places = jnp.stack(jnp.meshgrid(jnp.asarray(x), jnp.asarray(y)), axis=-1)
-    return x, y, np.asarray(jax.jit(jax.vmap(jax.vmap(function)))(places))
+    grid = jnp.stack(jnp.meshgrid(jnp.asarray(x), jnp.asarray(y)), axis=-1)
+    return x, y, np.asarray(jax.jit(jax.vmap(jax.vmap(function)))(grid))
 
 
-def hills(axes: Axes, function: Callable[[Any], Any], levels: Any = 10) -> None:
-    """The loss as thin lines of equal height; a number of levels are spread from its lowest value up."""
+def contours(axes: Axes, function: Callable[[Any], Any], levels: Any = 10) -> None:
+    """Contour lines of the loss; `levels` is a list, or their number."""
     x, y, values = surface(axes, function)
     if isinstance(levels, int):
         levels = values.min() + np.ptp(values) * np.linspace(0.02, 1, levels) ** 2
@@ -92,17 +92,17 @@ def hills(axes: Axes, function: Callable[[Any], Any], levels: Any = 10) -> None:
 
 
 def posterior(axes: Axes, loss: Callable[[Any], Any]) -> None:
-    """e^{−ℓ} as grey areas that hold 30, 60, 90 and 99 % of it."""
+    """e^{−ℓ} as grey areas that contain 30, 60, 90 and 99 % of its mass."""
     x, y, values = surface(axes, loss)
     density = np.exp(values.min() - values)
-    sorted_ = np.sort(density.ravel())[::-1]
-    inside = np.cumsum(sorted_) / density.sum()
-    levels = [sorted_[np.searchsorted(inside, share)] for share in (0.99, 0.9, 0.6, 0.3)]
+    descending = np.sort(density.ravel())[::-1]
+    mass = np.cumsum(descending) / density.sum()
+    levels = [descending[np.searchsorted(mass, share)] for share in (0.99, 0.9, 0.6, 0.3)]
     axes.contourf(x, y, density, levels=[*levels, density.max()], colors=["#ececec", "#d9d9d9", "#c4c4c4", "#adadad"])
 
 
 def trail(axes: Axes, points: np.ndarray, color: str, marker: str = "o", *, size: float = 3, lw: float = 1.2) -> None:
-    """A run through the plane: a line with a dot for each step, and a larger mark where it ends."""
+    """The path of a run: a line with a dot for each step and a larger one at the end."""
     axes.plot(*points.T, "-", marker=marker, color=color, ms=size, mew=0, lw=lw)
     axes.plot(*points[-1], marker, color=color, ms=7, mec="white", mew=1, zorder=5)
 
@@ -117,7 +117,7 @@ def rings(
     fill: float = 0.0,
     **line: Any,
 ) -> None:
-    """Where a Gaussian of the plane is so many standard deviations away from its mean."""
+    """Ellipses of a two-dimensional Gaussian at these numbers of standard deviations."""
     angles = np.linspace(0, 2 * np.pi, 100)
     ring = np.linalg.cholesky(np.asarray(covariance)) @ np.stack([np.cos(angles), np.sin(angles)])
     for width in widths:
@@ -136,7 +136,7 @@ def losses(axes: Axes, loss: Loss, q: Any, points: Points, grid: np.ndarray) -> 
 
 
 def bell(axes: Axes, q: Any, grid: np.ndarray, scale: float) -> None:
-    """q's density, standing on the axis."""
+    """The density of q, drawn on the bottom of the axes."""
     floor = axes.get_ylim()[0]
     density = np.exp(np.asarray(q.log_prob(jnp.asarray(grid))))
     axes.fill_between(grid, floor, floor + scale * density, color=BAYESIAN, alpha=0.18, lw=0)
@@ -144,19 +144,19 @@ def bell(axes: Axes, q: Any, grid: np.ndarray, scale: float) -> None:
 
 
 def solution(axes: Axes, loss: Loss, theta: float, color: str, marker: str) -> None:
-    """A solution on the loss, and a line down from it to its θ."""
+    """A solution on the curve of the loss, with a dotted line down to its θ."""
     value = float(loss(jnp.asarray(theta)))
     axes.vlines(theta, axes.get_ylim()[0], value, color=color, lw=1, ls=":")
     axes.plot(theta, value, marker, color=color, ms=7, mec="white", mew=1, zorder=5)
 
 
 def ellipse(axes: Axes, q: Any, color: str, marker: str) -> None:
-    """A Gaussian of the plane: its mean, and where it is one and two standard deviations away."""
+    """A two-dimensional Gaussian: its mean, and ellipses at one and two standard deviations."""
     rings(axes, q.mean, q.covariance(), color, fill=0.2, lw=1)
     axes.plot(*np.asarray(q.mean), marker, color=color, ms=5, mec="white", mew=0.8)
 
 
 def label(axes: Axes, x: float, y: float, text: str, color: str, *, ha: str = "left", va: str = "baseline") -> None:
-    """Words in the colour of what they name, with a pale edge to be read across lines."""
+    """A label in the colour of what it names, with a pale outline so that it can be read across lines."""
     halo = [withStroke(linewidth=2.5, foreground="white", alpha=0.8)]
     axes.text(x, y, text, color=color, fontsize=10, ha=ha, va=va, path_effects=halo, zorder=8)
