@@ -16,14 +16,14 @@ HOME = bayesrule._HOME
 
 def test_stub_says_what_the_table_says():
     stub = ast.parse(Path(bayesrule.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
-    said = {}
+    homes = {}
     for node in stub.body:
         if isinstance(node, ast.ImportFrom):
             assert node.level == 1, "the stub re-exports from the package's own modules only"
             for alias in node.names:
                 assert alias.asname == alias.name, "`import X as X` is what re-exports from a stub"
-                said[alias.name] = node.module
-    assert said == HOME
+                homes[alias.name] = node.module
+    assert homes == HOME
 
 
 def test_no_name_is_listed_twice():

@@ -58,8 +58,8 @@ def test_a_checkpoint_of_an_earlier_layout_goes_on_as_it_would_have():
     half = blr.load(SAVED / "vogn_checkpoint.npz")
     assert half.steps == EXPECTED["vogn_checkpoint"]["steps"]
     objective = blr.Objective(logistic, size=24, regularizer=1.0)
-    whole = blr.fit(blr.vogn(0.1), objective, half, rows(), steps=10, batch_size=8)
-    np.testing.assert_allclose(whole.q.mean, EXPECTED["vogn_checkpoint"]["mean_after_20"], rtol=1e-12)
+    resumed = blr.fit(blr.vogn(0.1), objective, half, rows(), steps=10, batch_size=8)
+    np.testing.assert_allclose(resumed.q.mean, EXPECTED["vogn_checkpoint"]["mean_after_20"], rtol=1e-12)
 
 
 def test_a_search_of_an_earlier_layout_goes_on():
@@ -67,8 +67,8 @@ def test_a_search_of_an_earlier_layout_goes_on():
     himmelblau = lambda x: (x[0] ** 2 + x[1] - 11) ** 2 + (x[0] + x[1] ** 2 - 7) ** 2
     rule = blr.multimodal(0.8, components=6, bounds=(jnp.full(2, -6.0), jnp.full(2, 6.0)))
     minima = blr.fit(rule, himmelblau, half, steps=25).minima()
-    found = sorted(np.asarray(one.position).tolist() for one in minima)
-    np.testing.assert_allclose(found, sorted(EXPECTED["search_checkpoint"]["positions_after_40"]), atol=1e-7)
+    positions = sorted(np.asarray(one.position).tolist() for one in minima)
+    np.testing.assert_allclose(positions, sorted(EXPECTED["search_checkpoint"]["positions_after_40"]), atol=1e-7)
 
 
 def test_a_run_of_an_earlier_layout_predicts_what_it_did():

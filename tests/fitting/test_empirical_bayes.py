@@ -35,12 +35,12 @@ def test_ridge_is_scikit_learns_evidence_maximum():
 
         return blr.Objective(squared, output=product, linear=True, size=len(y), regularizer=hyper["prior"])
 
-    found = blr.empirical_bayes(blr.laplace(), build, {"noise": 1e-3, "prior": 1e-3}, jnp.zeros(10), (x, y))
-    assert found.converged
-    np.testing.assert_allclose(found.hyper["noise"], peer.alpha_, rtol=1e-6)
-    np.testing.assert_allclose(found.hyper["prior"], peer.lambda_, rtol=1e-5)
-    np.testing.assert_allclose(found.result.bound, peer.scores_[-1], rtol=1e-10)
-    np.testing.assert_allclose(found.result.q.mean, peer.coef_, rtol=1e-4)
+    evidence = blr.empirical_bayes(blr.laplace(), build, {"noise": 1e-3, "prior": 1e-3}, jnp.zeros(10), (x, y))
+    assert evidence.converged
+    np.testing.assert_allclose(evidence.hyper["noise"], peer.alpha_, rtol=1e-6)
+    np.testing.assert_allclose(evidence.hyper["prior"], peer.lambda_, rtol=1e-5)
+    np.testing.assert_allclose(evidence.result.bound, peer.scores_[-1], rtol=1e-10)
+    np.testing.assert_allclose(evidence.result.q.mean, peer.coef_, rtol=1e-4)
 
 
 RULES = {
@@ -54,17 +54,17 @@ RULES = {
 def test_the_bound_is_highest_where_it_stopped(name):
     x, y = load_breast_cancer(return_X_y=True)
     x, y = (x - x.mean(0)) / x.std(0), y.astype(float)
-    x[7] = 0.0  # a row of zeros has no spread, and does no harm
+    x[7] = 0.0  # the output of a row of zeros has no variance, which does no harm
 
     def build(prior):
         return blr.Objective(logistic, output=product, linear=True, size=len(y), regularizer=prior)
 
-    found = blr.empirical_bayes(RULES[name], build, 1.0, jnp.zeros(30), (x, y), tolerance=1e-9)
-    assert found.converged
-    assert np.isfinite(found.hyper)
+    evidence = blr.empirical_bayes(RULES[name], build, 1.0, jnp.zeros(30), (x, y), tolerance=1e-9)
+    assert evidence.converged
+    assert np.isfinite(evidence.hyper)
     bound = {}
     for factor in (0.9, 1.0, 1.1):
-        at = blr.fit(RULES[name], build(factor * found.hyper), found.result.q, (x, y), steps=50, tolerance=1e-10)
+        at = blr.fit(RULES[name], build(factor * evidence.hyper), evidence.result.q, (x, y), steps=50, tolerance=1e-10)
         bound[factor] = at.bound
     assert bound[0.9] < bound[1.0] > bound[1.1]
     # The top of the parabola through the three lies within 1 % of where the search stopped.
@@ -153,20 +153,20 @@ def test_matched_ends_where_the_bound_is_highest():
     x, y = (x - x.mean(0))[:, :5] / x.std(0)[:5], y.astype(float)
     objective = regression("logistic", len(y))
     rule = blr.von(0.7).replace(points=blr.Quadrature(20), guard=blr.Backtracking(monotone=True))
-    found = blr.matched(rule, objective, leaves, {"w": 1.0}, zeros(5), (x, y), tolerance=1e-10)
-    assert found.converged
+    evidence = blr.matched(rule, objective, leaves, {"w": 1.0}, zeros(5), (x, y), tolerance=1e-10)
+    assert evidence.converged
     bounds = [
         blr.fit(
             rule,
-            regression("logistic", len(y), leaves({"w": factor * found.hyper["w"]})),
-            found.result.q,
+            regression("logistic", len(y), leaves({"w": factor * evidence.hyper["w"]})),
+            evidence.result.q,
             (x, y),
             steps=50,
             tolerance=1e-10,
         ).bound
         for factor in (0.9, 1.1)
     ]
-    assert max(bounds) < found.result.bound
+    assert max(bounds) < evidence.result.bound
 
 
 def test_the_evidence_of_messages_is_the_marginal_likelihood():
@@ -177,10 +177,10 @@ def test_the_evidence_of_messages_is_the_marginal_likelihood():
     loss = lambda f, y: 0.5 * (f - y) ** 2 + 0.5 * np.log(2 * np.pi)
     objective = blr.Objective(loss, output=lambda w, x: x @ w, size=8, linear=True)
     prior = lambda hyper: hyper["w"]
-    found = blr.matched(blr.newton(), objective, prior, {"w": 1.0}, jnp.zeros(2), (x, y), tolerance=1e-12)
+    evidence = blr.matched(blr.newton(), objective, prior, {"w": 1.0}, jnp.zeros(2), (x, y), tolerance=1e-12)
     log_likelihood = lambda strength: multivariate_normal(np.zeros(8), x @ x.T / strength + np.eye(8)).logpdf(y)
-    best = float(found.hyper["w"])
-    assert found.result.bound == pytest.approx(log_likelihood(best), rel=1e-8)
+    best = float(evidence.hyper["w"])
+    assert evidence.result.bound == pytest.approx(log_likelihood(best), rel=1e-8)
     assert log_likelihood(best) > max(log_likelihood(0.95 * best), log_likelihood(1.05 * best))
 
 
@@ -218,8 +218,9 @@ def test_features_that_outputs_share_are_their_jacobians():
 
 def test_evenly_spread_points_average_as_quadrature_does():
     q = blr.Gaussian(jnp.array([0.3, -0.2]), jnp.array([[2.0, 0.5], [0.5, 1.0]]))
-    spots = blr.QuasiMonteCarlo(512).at(q, None)
-    theirs = blr.Quadrature(20).at(q, None)
+    mirrored = blr.QuasiMonteCarlo(512).at(q, None)
+    quadrature = blr.Quadrature(20).at(q, None)
     f = lambda theta: jnp.tanh(theta[..., 0] + theta[..., 1] ** 2)
-    assert float(spots.weights @ f(spots.theta)) == pytest.approx(float(theirs.weights @ f(theirs.theta)), abs=5e-3)
-    np.testing.assert_allclose(spots.weights @ spots.theta, q.mean, atol=1e-6)  # mirrored
+    average, exact = (float(points.weights @ f(points.theta)) for points in (mirrored, quadrature))
+    assert average == pytest.approx(exact, abs=5e-3)
+    np.testing.assert_allclose(mirrored.weights @ mirrored.theta, q.mean, atol=1e-6)

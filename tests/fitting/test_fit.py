@@ -110,16 +110,16 @@ def recording(rows):
 def test_an_epoch_sees_every_row_once(rows, batch_size):
     """Each step's displacement marks its rows, by N/M with the true M of the ragged last batch."""
     rule, per_epoch = blr.gradient_descent(1.0), -(-rows // batch_size)
-    start, seen = jnp.zeros(rows), []
+    start, displacements = jnp.zeros(rows), []
     data, key = jnp.arange(rows), jax.random.key(1)
     result = blr.fit(rule, recording(rows), start, data, steps=0, batch_size=batch_size, key=key)
     for _ in range(3 * per_epoch):
         before = result.q.mean
         result = blr.fit(rule, recording(rows), result, data, steps=1, batch_size=batch_size)
-        seen.append(before - result.q.mean)
-    seen = np.array(seen).reshape(3, per_epoch, rows)
+        displacements.append(before - result.q.mean)
+    displacements = np.array(displacements).reshape(3, per_epoch, rows)
     last = rows - (per_epoch - 1) * batch_size
-    for epoch in seen:
+    for epoch in displacements:
         np.testing.assert_array_equal((epoch > 0).sum(0), 1)
         sizes = (epoch > 0).sum(1)
         np.testing.assert_array_equal(sizes, [batch_size] * (per_epoch - 1) + [last])
@@ -128,17 +128,17 @@ def test_an_epoch_sees_every_row_once(rows, batch_size):
         # Weighted by its M/N, each batch's gradient adds up to that of all the data: unbiased, ragged or not.
         np.testing.assert_allclose((sizes / rows) @ epoch, np.ones(rows), rtol=1e-13)
     if per_epoch == 3 and rows == 10:  # 3,150 ways to cut an epoch: two the same are no accident
-        assert len({(epoch > 0).tobytes() for epoch in seen}) > 1
+        assert len({(epoch > 0).tobytes() for epoch in displacements}) > 1
 
 
 def test_one_call_takes_the_same_batches_as_many():
     """The batches depend on the key and the step count only, not on how the steps are cut into calls."""
     rule, data, key = blr.gradient_descent(1.0), jnp.arange(10), jax.random.key(1)
-    whole = blr.fit(rule, recording(10), jnp.zeros(10), data, steps=8, batch_size=4, key=key)
+    uncut = blr.fit(rule, recording(10), jnp.zeros(10), data, steps=8, batch_size=4, key=key)
     part = blr.fit(rule, recording(10), jnp.zeros(10), data, steps=4, batch_size=4, key=key)
     rest = blr.fit(rule, recording(10), part, data, steps=4, batch_size=4)
-    same(whole.state, rest.state)
-    np.testing.assert_array_equal(whole.trace["objective"][4:], rest.trace["objective"])
+    same(uncut.state, rest.state)
+    np.testing.assert_array_equal(uncut.trace["objective"][4:], rest.trace["objective"])
 
 
 def test_a_joint_loss_leaves_the_ragged_rest_out():
@@ -242,9 +242,9 @@ def test_the_start_is_left_alone():
     ],
 )
 def test_arguments_that_make_no_sense(arguments, message):
-    given = {"data": (X, Y), "steps": 3, "key": jax.random.key(0)} | arguments
+    all_arguments = {"data": (X, Y), "steps": 3, "key": jax.random.key(0)} | arguments
     with pytest.raises(ValueError, match=message):
-        blr.fit(blr.newton(), regression(), jnp.zeros(2), **given)
+        blr.fit(blr.newton(), regression(), jnp.zeros(2), **all_arguments)
 
 
 def test_a_plain_function_takes_no_data():
@@ -273,12 +273,12 @@ def test_resuming_is_not_having_stopped(name, tmp_path):
     """Saved in the middle of an epoch, loaded and run on: bit for bit the uncut run."""
     rule, objective, start = RESUMED[name], regression(regularizer=1.0), jnp.zeros(2)
     arguments = {"data": (X, Y), "batch_size": 4}
-    whole = blr.fit(rule, objective, start, steps=20, key=jax.random.key(3), **arguments)
+    uncut = blr.fit(rule, objective, start, steps=20, key=jax.random.key(3), **arguments)
     cut = blr.fit(rule, objective, start, steps=10, key=jax.random.key(3), **arguments)  # 3 steps an epoch
     cut.save(tmp_path / "cut")
     rest = blr.fit(rule, objective, blr.load(tmp_path / "cut"), steps=10, **arguments)
-    same(whole.state, rest.state)
-    for trace, values in whole.trace.items():
+    same(uncut.state, rest.state)
+    for trace, values in uncut.trace.items():
         np.testing.assert_array_equal(values, np.concatenate([cut.trace[trace], rest.trace[trace]]))
 
 
@@ -543,11 +543,11 @@ def test_weighted_counts_carry_over_to_mini_batches():
     """Four rows that stand for ten: the same gradient in expectation, whole or in halves."""
     objective = blr.Objective(lambda w, e: w * e, size=10)
     data = blr.Weighted(jnp.ones(4), jnp.ones(4), 10)
-    whole = blr.fit(blr.gradient_descent(1.0), objective, jnp.zeros(()), data, steps=1)
+    full_batch = blr.fit(blr.gradient_descent(1.0), objective, jnp.zeros(()), data, steps=1)
     half = blr.fit(
         blr.gradient_descent(1.0), objective, jnp.zeros(()), data, steps=1, batch_size=2, key=jax.random.key(0)
     )
-    np.testing.assert_allclose([whole.q.mean, half.q.mean], -4.0, rtol=1e-12)
+    np.testing.assert_allclose([full_batch.q.mean, half.q.mean], -4.0, rtol=1e-12)
 
 
 def test_the_bound_sees_the_aux_of_the_end():

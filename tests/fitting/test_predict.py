@@ -240,8 +240,8 @@ def test_softmax_approximation_and_its_variance():
     np.testing.assert_allclose(mean, jax.nn.softmax(f / jnp.sqrt(1 + jnp.pi / 8 * v)), rtol=1e-12)
     np.testing.assert_array_equal(mean, predict(q, linear, ROWS, method="linearized", link="softmax"))
     # The outputs of a linear model are Gaussian, so draws of θ say the same.
-    averaged, spread = predict(q, linear, ROWS, link="softmax", variance=True, samples=20_000, key=jax.random.key(1))
-    np.testing.assert_allclose(variance, spread, atol=10 * 0.25 / np.sqrt(20_000))
+    averaged, sampled = predict(q, linear, ROWS, link="softmax", variance=True, samples=20_000, key=jax.random.key(1))
+    np.testing.assert_allclose(variance, sampled, atol=10 * 0.25 / np.sqrt(20_000))
     np.testing.assert_allclose(mean, averaged, atol=0.06)  # it knows nothing of the outputs' correlation
     assert jnp.all(variance <= 0.25)
 
@@ -390,10 +390,10 @@ def test_other_peoples_networks(make):
     objective = blr.Objective(loss, output=apply, size=len(ROWS), regularizer=1.0)
     rule = blr.gradient_descent(0.02)
     state, step = rule.init(params, objective), jax.jit(lambda state: rule.step(objective, state, (ROWS, labels)))
-    whole = jax.jit(lambda params: objective.data(params, (ROWS, labels))[0])
+    total_loss = jax.jit(lambda params: objective.data(params, (ROWS, labels))[0])
     for _ in range(20):
         state, _ = step(state)
-    assert whole(state.q.mean) < 0.6 * whole(params)
+    assert total_loss(state.q.mean) < 0.6 * total_loss(params)
     q = blr.DiagonalGaussian(state.q.mean, 50.0)
     key = jax.random.key(4)
     averaged = predict(q, apply, ROWS, key=key, samples=3, link="softmax")
@@ -401,6 +401,6 @@ def test_other_peoples_networks(make):
     expected = [drawn(k) for k in jax.random.split(jax.random.key(4), 3)]
     np.testing.assert_allclose(averaged, np.mean(expected, axis=0), rtol=1e-6)
     exact = predict(q, apply, ROWS, method="mean", link="softmax")
-    spread = predict(q, apply, ROWS, method="linearized", link="softmax")
-    assert jnp.all(jnp.max(spread, 1) < jnp.max(exact, 1))  # uncertainty about the weights lowers the confidence
+    linearized = predict(q, apply, ROWS, method="linearized", link="softmax")
+    assert jnp.all(jnp.max(linearized, 1) < jnp.max(exact, 1))  # uncertainty about the weights lowers the confidence
     assert jnp.mean(jnp.argmax(exact, 1) == labels) > 0.8

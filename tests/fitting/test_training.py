@@ -59,14 +59,14 @@ def test_parts_of_a_batch_add_up_to_it(name):
     state = rule.init(PARAMS, objective)
     step = jax.jit(rule.step)
     batch = blr.Weighted(DATA, jnp.linspace(0.0, 2.0, 48), 40.0)
-    whole, _ = step(objective, state, batch, jax.random.key(1))
+    full_batch, _ = step(objective, state, batch, jax.random.key(1))
     parts, _ = step(objective, state, blr.Microbatches(batch, 4), jax.random.key(1))
     if name == "slang":  # its factor's columns have no sign of their own
-        whole, parts = ((s.q.mean, s.q.precision) for s in (whole, parts))
+        full_batch, parts = ((s.q.mean, s.q.precision) for s in (full_batch, parts))
     if name == "kronecker":  # a vector in a product holds A ⊗ G as one matrix, which is not the sum of the parts'
         rest = lambda s: [{k: tree[k] for k in ("w", "b")} for tree in (s.q.mean, s.q.inputs, s.q.outputs)]
-        whole, parts = rest(whole), rest(parts)
-    close(parts, whole, 1e-9)
+        full_batch, parts = rest(full_batch), rest(parts)
+    close(parts, full_batch, 1e-9)
 
 
 def test_a_batch_must_divide():
@@ -76,9 +76,9 @@ def test_a_batch_must_divide():
 
 def test_fit_takes_microbatches():
     arguments = {"steps": 12, "batch_size": 20, "key": jax.random.key(2)}  # the last batch of an epoch is ragged
-    whole = blr.fit(blr.vogn(0.1), OBJECTIVE, PARAMS, DATA, **arguments)
+    full_batch = blr.fit(blr.vogn(0.1), OBJECTIVE, PARAMS, DATA, **arguments)
     parts = blr.fit(blr.vogn(0.1), OBJECTIVE, PARAMS, DATA, microbatches=2, **arguments)
-    close(parts.q, whole.q, 1e-10)
+    close(parts.q, full_batch.q, 1e-10)
 
 
 @pytest.mark.parametrize("antithetic", [False, True])
@@ -88,18 +88,18 @@ def test_samples_in_turn(name, antithetic):
     rule = RULES[name].replace(points=blr.MonteCarlo(6, antithetic=antithetic, scan=True))
     q, key = rule.init(PARAMS, OBJECTIVE).q, jax.random.key(3)
     measured = lambda rule: jax.jit(lambda key: measure(rule, OBJECTIVE, q, DATA, None, key))
-    found = measured(rule)(key)
+    in_turn = measured(rule)(key)
     single = measured(rule.replace(points=blr.MonteCarlo(2 if antithetic else 1, antithetic=antithetic)))
     turns = [single(k) for k in jax.random.split(jax.random.clone(key), 3 if antithetic else 6)]
-    assert float(found.value) == pytest.approx(np.mean([t.value for t in turns]), rel=1e-12)
+    assert float(in_turn.value) == pytest.approx(np.mean([t.value for t in turns]), rel=1e-12)
     mean = jax.tree.map(lambda *x: sum(x) / len(x), *[t.gradient for t in turns])
-    close(found.gradient, mean, 1e-10)
+    close(in_turn.gradient, mean, 1e-10)
     if name == "vogn":
-        close(found.curvature, jax.tree.map(lambda *x: sum(x) / len(x), *[t.curvature for t in turns]), 1e-10)
+        close(in_turn.curvature, jax.tree.map(lambda *x: sum(x) / len(x), *[t.curvature for t in turns]), 1e-10)
     else:
         square = lambda rows: np.asarray(rows).T @ np.asarray(rows)
         expected = sum(square(t.curvature.rows) for t in turns) / len(turns)
-        np.testing.assert_allclose(square(found.curvature.rows), expected, rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(square(in_turn.curvature.rows), expected, rtol=1e-9, atol=1e-9)
 
 
 def test_memory_does_not_grow_with_samples_in_turn():
@@ -121,17 +121,17 @@ def test_memory_does_not_grow_with_samples_in_turn():
 def test_half_precision_inside_the_loss():
     """Parameters and examples are handed over in bfloat16; q, its statistics and the averages stay in float32."""
     single = jax.tree.map(lambda x: x.astype(jnp.float32), (PARAMS, DATA))
-    seen = []
+    dtypes = []
 
     def loss(params, example):
-        seen.append(params["w"].dtype)
+        dtypes.append(params["w"].dtype)
         return squared(apply(params, example[0]), example[1])
 
     for rule in (blr.vogn(0.2), blr.ivon(0.2), blr.adam(0.01)):
-        seen.clear()
+        dtypes.clear()
         objective = blr.Objective(loss, size=96, regularizer=0.5, compute=jnp.bfloat16)
         result = blr.fit(rule, objective, single[0], single[1], steps=80, batch_size=16, key=jax.random.key(0))
-        assert set(seen) == {jnp.dtype(jnp.bfloat16)}
+        assert set(dtypes) == {jnp.dtype(jnp.bfloat16)}
         assert {leaf.dtype for leaf in jax.tree.leaves(result.q)} == {jnp.dtype(jnp.float32)}
         full = blr.Objective(loss, size=96, regularizer=0.5)
         reference = blr.fit(rule, full, single[0], single[1], steps=80, batch_size=16, key=jax.random.key(0))
@@ -276,14 +276,14 @@ def test_a_resumed_run_is_the_uncut_one_bit_for_bit(name, tmp_path):
         rule = blr.sgd(0.05, momentum=0.9)
     arguments = {"batch_size": 20}  # ragged, and epochs of three steps
     uncut = blr.fit(rule, objective, PARAMS, DATA, steps=30, key=jax.random.key(4), **arguments)
-    run, seen = blr.fit(rule, objective, PARAMS, DATA, steps=10, key=jax.random.key(4), **arguments), []
+    run, traces = blr.fit(rule, objective, PARAMS, DATA, steps=10, key=jax.random.key(4), **arguments), []
     for part in range(2):
-        seen.append(run.trace["objective"])
+        traces.append(run.trace["objective"])
         run.save(tmp_path / f"{part}.npz")
         run = blr.fit(rule, objective, blr.load(tmp_path / f"{part}.npz"), DATA, steps=10, **arguments)
     for a, b in zip(jax.tree.leaves(run.state), jax.tree.leaves(uncut.state), strict=True):
         np.testing.assert_array_equal(a, b)
-    np.testing.assert_array_equal(np.concatenate([*seen, run.trace["objective"]]), uncut.trace["objective"])
+    np.testing.assert_array_equal(np.concatenate([*traces, run.trace["objective"]]), uncut.trace["objective"])
 
 
 @pytest.mark.extended
