@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ..factor_graph.model import Model
 from ..fitting.result import Result
-from ..models.topics import documents, latent_dirichlet, settled
+from ..models.topics import documents, fit_documents, latent_dirichlet
 from ..numerics.padding import bucket
 from ..numerics.random import Key
 from ..recipes import svi
@@ -173,7 +173,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """Fit the topic shares of new documents, with the topics fixed."""
         # Passing the `max_iter` of `fit` reuses its compiled program; the first step converges.
         rule = self._local_rule(0.0, X.shape[0])
-        return settled(self._model(self.topic_word_prior), self.posterior_, _pad_documents(X), rule, self.max_iter)
+        return fit_documents(self._model(self.topic_word_prior), self.posterior_, _pad_documents(X), rule, self.max_iter)
 
     @double_precision
     def transform(self, X: Any) -> np.ndarray:

@@ -198,7 +198,7 @@ def _second_order_at_mean(row: Callable, mean: Array, covariance: Array, y: Any)
 def _at_points(
     row: Callable, mean: Array, covariance: Array, y: Any, points: Points, key: Key | None
 ) -> tuple[Array, Array]:
-    """row(f_n, y_n) at points f_n = m_n + V_n^{1/2} z_s, (S, N), and the points' weights (S,)."""
+    """row(f_n, y_n) at points f_n = m_n + V_n^½ ε_s, (S, N), and the points' weights (S,)."""
     noise, weights = points.output_noise(mean, key)
     outputs = output_points(mean, covariance, noise)
     return jax.vmap(lambda f: jax.vmap(row)(f, y))(outputs), weights.astype(mean.dtype)

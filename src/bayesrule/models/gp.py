@@ -1,8 +1,9 @@
 """Gaussian processes: a kernel, inputs and a likelihood make a model; every algorithm for models runs on it.
 
-The likelihood is any factor of outputs, `factors.bernoulli_logit("y", {"f": None})`: with the block {"f": None} its
-rows are the process's own outputs. `conjugate()` is exact for Gaussian noise, `cvi()` takes everything else, and the
-factor's points make the difference between variational inference and, with `Delta()`, Laplace's approximation.
+The likelihood is any `LinearFactor` of the process's outputs, `factors.bernoulli_logit("y", {"f": None})`: None in the
+place of inputs means that the block's entries are the outputs. `conjugate()` is exact for Gaussian noise, and `cvi()`
+serves all other likelihoods. The factor's points decide between variational inference (`Quadrature`) and Laplace's
+approximation (`Delta()`).
 """
 
 from __future__ import annotations
@@ -30,10 +31,14 @@ from .sparse_gp import project_on_inducing, single_output
 
 
 def prior(kernel: Kernel, x: Inputs, *, mean: float | Array = 0.0, through: str = "dense") -> SitedGaussian:
-    r"""The process at the inputs x, N(mean, k(x, x)): a block to start from, and to build a model of one's own with.
+    r"""The process at the inputs x, N(mean, k(x, x)), as a block for a model of your own; q = the prior.
 
-    x is (N,) or (N, D). `through="chain"` runs the same process as a state space over sorted times, in linear time: for
-    Matérn kernels in one dimension.
+    Args:
+        kernel: k.
+        x: the inputs, (N,) or (N, D).
+        mean: the prior mean, a number or one for each input.
+        through: "dense", or "chain": the same process as a state space over sorted times, in linear time, for Matérn
+            kernels of one dimension.
 
     >>> import jax.numpy as jnp
     >>> from bayesrule.models.kernels import Matern32
@@ -56,7 +61,11 @@ def process(
 ) -> Model:
     r"""$f ∼ GP(mean, k)$ and $p(y_n \mid f(x_n))$: the model of any likelihood on a Gaussian process.
 
-    The block's name is the likelihood's, and the prior needs no factor: it is the block's base measure.
+    The prior needs no factor: it is the block's base measure.
+
+    Args:
+        likelihood: a factor of the process's outputs, with the predictors {name: None}; the name is the block's.
+        kernel, x, mean, through: as for `prior`.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> from bayesrule.models.kernels import RBF
@@ -75,9 +84,13 @@ def process(
 def regression(
     kernel: Kernel, x: Inputs, noise: float | Array, *, mean: float | Array = 0.0, through: str = "dense"
 ) -> Model:
-    r"""$y_n ∼ N(f(x_n), noise)$ with a known noise variance, one for all rows or for each: one step of `conjugate()`.
+    r"""$y_n ∼ N(f(x_n), noise)$ with a known noise variance: one step of `conjugate()` is exact.
 
     The bound is then the log marginal likelihood.
+
+    Args:
+        noise: the variance, one for all rows or one for each.
+        kernel, x, mean, through: as for `prior`.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> from bayesrule.models.kernels import RBF
@@ -93,9 +106,14 @@ def regression(
 
 
 def log_evidence(kernel: Kernel, x: Inputs, y: Any, noise: Any, weights: Any = 1.0) -> Float[Array, ""]:
-    r"""$\log ∫ N(f \mid 0, K) \prod_n N(y_n \mid f_n, noise)^{w_n}\,df$, to be differentiated in the numbers.
+    r"""$\log ∫ N(f \mid 0, K) \prod_n N(y_n \mid f_n, noise)^{w_n}\,df$, differentiable in the hyper-parameters.
 
-    A weight counts its observation so many times, and 0 leaves it out.
+    Args:
+        kernel: k.
+        x: the inputs.
+        y: the observations.
+        noise: their variance.
+        weights: how many times each observation counts; 0 leaves it out.
 
     >>> import jax.numpy as jnp
     >>> from bayesrule.models.kernels import RBF
@@ -103,17 +121,26 @@ def log_evidence(kernel: Kernel, x: Inputs, y: Any, noise: Any, weights: Any = 1
     -2.405
     """
     precision = jnp.broadcast_to(jnp.asarray(weights) / noise, jnp.shape(y))
-    found = prior(kernel, x).log_partition((precision * y, -0.5 * precision))
-    return found - 0.5 * jnp.sum(precision * (y**2 + noise * jnp.log(2 * math.pi * noise)))
+    log_partition = prior(kernel, x).log_partition((precision * y, -0.5 * precision))
+    return log_partition - 0.5 * jnp.sum(precision * (y**2 + noise * jnp.log(2 * math.pi * noise)))
 
 
 def laplace_evidence(
     kernel: Kernel, x: Inputs, likelihood: LinearFactor, y: Any, mode: Any, weights: Any = 1.0
 ) -> Float[Array, ""]:
-    r"""Laplace's log evidence, given its mode $f_*$ at these numbers, to be differentiated in the kernel's.
+    r"""Laplace's log evidence, differentiable in the kernel's hyper-parameters.
 
-    $\sum_n w_n\log p(y_n \mid f_*) − ½f_*^⊤K^{-1}f_* − ½\log|I + KW(f_*)|$. The mode moves with the numbers, by the
-    step of Newton's method that ends in it, and the curvature W with the mode.
+    $\sum_n w_n\log p(y_n \mid f_*) − ½f_*^⊤K^{-1}f_* − ½\log|I + KW(f_*)|$ with W the curvature of −log p. The mode
+    $f_*$ depends on the hyper-parameters too. One Newton step from the given mode, which is a fixed point of these
+    steps, has the derivative of that dependence.
+
+    Args:
+        kernel: k.
+        x: the inputs.
+        likelihood: a factor of the process's outputs.
+        y: the observations.
+        mode: $f_*$ for this kernel, as a fit with `Delta()` points gives it.
+        weights: how many times each observation counts.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> from bayesrule.models.kernels import RBF
@@ -123,23 +150,29 @@ def laplace_evidence(
     >>> round(float(laplace_evidence(RBF(), x, labels, y, mode)), 3)
     -2.621
     """
-    row, still, start = likelihood.function, jax.lax.stop_gradient(mode), prior(kernel, x)
-    slope, curve = jax.grad(row), jax.grad(jax.grad(row))
-    precision = lambda f: -jnp.asarray(weights) * jax.vmap(curve)(f, y)
-    kappa, pull = precision(still), weights * jax.vmap(slope)(still, y)
-    found = start.solve_sites((kappa * still + pull, -0.5 * kappa)).mean
-    log_det = start.solve_sites((jnp.zeros_like(found), -0.5 * precision(found))).log_det
-    square = found @ (kappa * (still - found) + pull)
-    return jnp.sum(weights * jax.vmap(row)(found, y)) - 0.5 * (square + log_det)
+    log_p, fixed_mode, process = likelihood.function, jax.lax.stop_gradient(mode), prior(kernel, x)
+    first, second = jax.grad(log_p), jax.grad(jax.grad(log_p))
+    curvature = lambda f: -jnp.asarray(weights) * jax.vmap(second)(f, y)
+    kappa, slope = curvature(fixed_mode), weights * jax.vmap(first)(fixed_mode, y)
+    newton = process.solve_sites((kappa * fixed_mode + slope, -0.5 * kappa)).mean
+    log_det = process.solve_sites((jnp.zeros_like(newton), -0.5 * curvature(newton))).log_det
+    # f = K(slope + κ(f_* − f)) after the step, so this is fᵀK⁻¹f without an inverse of K.
+    square = newton @ (kappa * (fixed_mode - newton) + slope)
+    return jnp.sum(weights * jax.vmap(log_p)(newton, y)) - 0.5 * (square + log_det)
 
 
 def predict(
     q: Any, kernel: Kernel, x: Inputs, x_new: Inputs, *, mean: float = 0.0, full: bool = False
 ) -> tuple[Float[Array, " M"], Array]:
-    """The mean and the variance of f at new inputs, or with `full` its covariance (M, M).
+    """The mean and the variance of f at new inputs.
 
-    `q` is a fit's q, or the process's block; x are the inputs that it was built with (the inducing ones if it is
-    sparse), and `mean` the prior's.
+    Args:
+        q: a fitted q with one process in it, or the process's block.
+        kernel: k.
+        x: the inputs that the model was built with; the inducing ones if it is sparse.
+        x_new: the new inputs.
+        mean: the prior mean.
+        full: whether to return the covariance (M, M) in the place of the variances.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> from bayesrule.models.kernels import RBF
@@ -150,30 +183,34 @@ def predict(
     """
     block = _process_of(q)
     if isinstance(block, GaussianChain) and full:
-        raise ValueError("A chain gives the variance of every new output: for their covariance use the dense process.")
-    return _predicted(block, kernel, columns(x), columns(x_new), mean, full=full)
+        raise ValueError(
+            "A chain computes the variance of every new output, not their covariance: for full=True use the dense process."
+        )
+    return _predict(block, kernel, columns(x), columns(x_new), mean, full=full)
 
 
 @partial(jax.jit, static_argnames="full")
-def _predicted(block: Any, kernel: Kernel, x: Array, x_new: Array, mean: Any, *, full: bool) -> tuple[Array, Array]:
+def _predict(block: Any, kernel: Kernel, x: Array, x_new: Array, mean: Any, *, full: bool) -> tuple[Array, Array]:
     if isinstance(block, GaussianChain):
-        return _along(block, kernel, x[:, 0], x_new[:, 0], mean)
-    own = kernel(x_new) if full else kernel.diagonal(x_new)
+        return _predict_along_chain(block, kernel, x[:, 0], x_new[:, 0], mean)
+    prior_variance = kernel(x_new) if full else kernel.diagonal(x_new)
     if isinstance(block, GaussianProcess):
-        return block.predict(kernel(x, x_new), own, mean)
+        return block.predict(kernel(x, x_new), prior_variance, mean)
+    # f = a·u + ε for the inducing values u ~ N(m, V): the variance is aᵀVa + k − aᵀa.
     weights = project_on_inducing(kernel, x, x_new)
-    spread = weights @ block.covariance()
+    weighted_cov = weights @ block.covariance()
     if full:
-        return mean + weights @ block.mean, own - weights @ weights.T + spread @ weights.T
-    return mean + weights @ block.mean, own + jnp.sum((spread - weights) * weights, axis=1)
+        return mean + weights @ block.mean, prior_variance - weights @ weights.T + weighted_cov @ weights.T
+    return mean + weights @ block.mean, prior_variance + jnp.sum((weighted_cov - weights) * weights, axis=1)
 
 
 def _process_of(q: Any) -> Any:
+    """The one block of q that is a process, dense, chain or sparse."""
     kinds = SitedGaussian | Gaussian
-    found = [block for block in q.blocks.values() if isinstance(block, kinds)] if isinstance(q, Product) else [q]
-    if len(found) != 1 or not isinstance(found[0], kinds):
+    processes = [block for block in q.blocks.values() if isinstance(block, kinds)] if isinstance(q, Product) else [q]
+    if len(processes) != 1 or not isinstance(processes[0], kinds):
         raise ValueError("predict takes a q with one process in it, or the block of one: predict(q['f'], …).")
-    return found[0]
+    return processes[0]
 
 
 def _inputs(x: Any) -> Array:
@@ -184,22 +221,28 @@ def _inputs(x: Any) -> Array:
 
 
 def _centered(space: StateSpace, mean: float | Array) -> StateSpace:
-    """The same process around a constant: its first state returns to it instead of to 0."""
-    level = jnp.asarray(mean, space.mean.dtype)
-    if level.ndim:
+    """The same process plus a constant.
+
+    The constant is a shift of all states, by the state x̄ with H·x̄ = mean that is most probable under the stationary
+    covariance. It stays there from step to step by the offset x̄ − Fx̄.
+    """
+    constant = jnp.asarray(mean, space.mean.dtype)
+    if constant.ndim:
         raise ValueError(
-            f"Through a chain the prior mean is one number, got the shape {level.shape}: subtract it from y."
+            f"Through a chain the prior mean is one number, got the shape {constant.shape}: subtract it from y."
         )
-    state = level * space.covariance @ space.emission / (space.emission @ space.covariance @ space.emission)
+    state = constant * space.covariance @ space.emission / (space.emission @ space.covariance @ space.emission)
     offset = state - space.transition @ state
     return StateSpace(space.transition, space.noise, space.emission, state, space.covariance, offset)
 
 
-def _along(block: GaussianChain, kernel: Kernel, old: Array, new: Array, mean: Any) -> tuple[Array, Array]:
-    """The chain over the old times and the new ones, which have no sites."""
+def _predict_along_chain(
+    block: GaussianChain, kernel: Kernel, old: Array, new: Array, mean: Any
+) -> tuple[Array, Array]:
+    """The outputs at the new times, from a chain over old and new times together; the new ones have no sites."""
     order = jnp.argsort(jnp.concatenate([old, new]), stable=True)
     pad = lambda site: jnp.concatenate([site, jnp.zeros(len(new), site.dtype)])[order]
     space = _centered(kernel.state_space(jnp.concatenate([old, new])[order]), mean)
     merged = GaussianChain(space, len(order), tuple(pad(site) for site in block.sites), block.parallel)
-    back = jnp.zeros(len(order), int).at[order].set(jnp.arange(len(order)))[len(old) :]
-    return merged.mean[back], merged.variance[back]
+    places = jnp.zeros(len(order), int).at[order].set(jnp.arange(len(order)))[len(old) :]
+    return merged.mean[places], merged.variance[places]

@@ -1,8 +1,8 @@
-"""Sparse Gaussian processes: the process given its values at a few inducing inputs, for data of any size.
+r"""Sparse Gaussian processes: the process given its values at a few inducing inputs, for data of any size.
 
-With u the whitened values at M inputs Z, $f(x) = a(x)·u + ε$, $a(x) = L^{-1}k(Z, x)$ for $LL^⊤ = k(Z, Z)$, and ε of
-variance $k(x, x) − |a(x)|^2$ what Z leaves open. u is an ordinary Gaussian block with the prior N(0, I), so that
-mini-batches, sites and natural gradients are what they are for any other block.
+Let u be the whitened values at M inputs Z, f(Z) = Lu with $LL^⊤ = k(Z, Z)$. Then $f(x) = a(x)·u + ε$ with
+$a(x) = L^{-1}k(Z, x)$, and ε has the variance $k(x, x) − |a(x)|^2$ that remains given f(Z). u is an ordinary Gaussian
+block with the prior N(0, I), so mini-batches, sites and natural gradients work as for any other block.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class SparseFactor(LinearFactor):
 
 
 def single_output(likelihood: LinearFactor) -> str:
-    """The block whose entries a likelihood takes as its outputs."""
+    """The name of the block whose entries are a likelihood's outputs; an error if it has other predictors."""
     if not isinstance(likelihood, LinearFactor) or [x for _, x in likelihood.predictors] != [None]:
         raise ValueError(
             "A process's likelihood is a factor of its outputs alone, factors.poisson_exp('y', {'f': None}). For more "
@@ -108,7 +108,7 @@ def single_output(likelihood: LinearFactor) -> str:
 
 
 def project_on_inducing(kernel: Kernel, inducing: Inputs, x: Inputs) -> Float[Array, "N M"]:
-    """a(x) = L⁻¹k(Z, x), a row for each input."""
+    """a(x) = L⁻¹k(Z, x), a row for each input x, with L the Cholesky factor of k(Z, Z) (and a jitter)."""
     factor = jnp.linalg.cholesky(with_jitter(kernel(inducing)))
     return solve_triangular(factor, kernel(inducing, x), lower=True).T
 
@@ -116,11 +116,18 @@ def project_on_inducing(kernel: Kernel, inducing: Inputs, x: Inputs) -> Float[Ar
 def sparse(
     kernel: Kernel, inducing: Inputs, likelihood: LinearFactor, *, mean: float = 0.0, inputs: str = "x"
 ) -> Model:
-    r"""The sparse process with inducing inputs Z: data are {"x": inputs, "y": observations}, in batches if you like.
+    r"""The sparse process with inducing inputs Z, for data {"x": inputs, "y": observations}.
 
-    Its bound is below the evidence of the whole process, and equal to it where Z are the data's inputs. For Gaussian
+    Its bound is below the log evidence of the full process, and equal to it if Z are the data's inputs. For Gaussian
     noise one step with ρ = 1 gives Titsias' bound; with `fit(…, batch_size=)` it is stochastic variational inference by
-    natural gradients (Hensman et al., 2013), and `cvi(rate, sites=True)` keeps every row's site.
+    natural gradients (Hensman et al., 2013), and `cvi(rate, sites=True)` keeps every row's message.
+
+    Args:
+        kernel: k.
+        inducing: Z, (M,) or (M, D).
+        likelihood: a factor of the process's outputs, with the predictors {name: None}.
+        mean: the prior mean.
+        inputs: the name of x in the data.
 
     >>> import bayesrule as blr, jax.numpy as jnp
     >>> from bayesrule.models.kernels import RBF
@@ -130,18 +137,19 @@ def sparse(
     >>> result.q["f"].mean.shape
     (4,)
     """
-    places = columns(inducing)
-    start = Gaussian(jnp.zeros(len(places), places.dtype))
-    name, factor = single_output(likelihood), SparseFactor(likelihood, kernel, places, inputs, mean)
+    inducing = columns(inducing)
+    start = Gaussian(jnp.zeros(len(inducing), inducing.dtype))
+    name, factor = single_output(likelihood), SparseFactor(likelihood, kernel, inducing, inputs, mean)
     return Model({name: start}, {f"prior of {name}": prior(name, start), likelihood.data[-1]: factor})
 
 
 def log_evidence(
     kernel: Kernel, inducing: Inputs, x: Inputs, y: Any, noise: Any, weights: Any = 1.0
 ) -> Float[Array, ""]:
-    r"""Titsias' bound on the log evidence of a process with Gaussian noise, at the best q(u), for its numbers.
+    r"""Titsias' bound on the log evidence of a process with Gaussian noise, at the best q(u).
 
     $\log ∫ N(u \mid 0, I)\prod_n N(y_n \mid a_n·u, noise)^{w_n}du − ½\sum_n w_n(k_{nn} − |a_n|^2)/noise$.
+    Differentiable in the hyper-parameters; arguments as for `gp.log_evidence`, with Z = `inducing`.
 
     >>> import jax.numpy as jnp
     >>> from bayesrule.models.kernels import RBF
@@ -153,16 +161,21 @@ def log_evidence(
     features = project_on_inducing(kernel, inducing, x)
     size = features.shape[1]
     factor = jnp.linalg.cholesky(jnp.eye(size, dtype=features.dtype) + (features.T * precision) @ features)
-    pull = solve_triangular(factor, features.T @ (precision * y), lower=True)
-    left = jnp.maximum(kernel.diagonal(columns(x)) - jnp.sum(features**2, axis=1), 0.0)
-    likelihood = jnp.sum(precision * (y**2 + left + noise * jnp.log(2 * math.pi * noise)))
-    return 0.5 * (jnp.sum(pull**2) - likelihood) - jnp.sum(jnp.log(jnp.diagonal(factor)))
+    whitened = solve_triangular(factor, features.T @ (precision * y), lower=True)
+    remaining = jnp.maximum(kernel.diagonal(columns(x)) - jnp.sum(features**2, axis=1), 0.0)
+    likelihood = jnp.sum(precision * (y**2 + remaining + noise * jnp.log(2 * math.pi * noise)))
+    return 0.5 * (jnp.sum(whitened**2) - likelihood) - jnp.sum(jnp.log(jnp.diagonal(factor)))
 
 
 def inducing_points(kernel: Kernel, x: Inputs, count: int) -> Float[Array, "M D"]:
-    """Some of the inputs, each the one of which those before it say least: the largest remaining variance.
+    """Choose inducing inputs among x greedily: each has the largest prior variance given those chosen before it.
 
-    A pivoted Cholesky factor of k(x, x), (N, M) numbers in all (Burt et al., 2020).
+    These are the pivots of a Cholesky factor of k(x, x), of which M rows are computed (Burt et al., 2020).
+
+    Args:
+        kernel: k.
+        x: the inputs to choose from.
+        count: M, how many to choose.
 
     >>> import jax.numpy as jnp
     >>> from bayesrule.models.kernels import RBF
@@ -179,15 +192,15 @@ def inducing_points(kernel: Kernel, x: Inputs, count: int) -> Float[Array, "M D"
 
 @partial(jax.jit, static_argnames="count")
 def _pivots(kernel: Kernel, x: Array, count: int) -> Array:
-    def turn(place: Array, carry: tuple) -> tuple:
-        left, rows, chosen = carry
-        best = jnp.argmax(left)
+    def choose(place: Array, carry: tuple) -> tuple:
+        remaining, rows, chosen = carry
+        best = jnp.argmax(remaining)
         cross = kernel(x[best][None], x)[0] - rows[:, best] @ rows
-        row = cross / jnp.sqrt(jnp.maximum(left[best], jnp.finfo(x.dtype).tiny))
-        # A chosen input is never chosen again, whatever rounding leaves of it.
-        left = jnp.maximum(left - row**2, 0.0).at[best].set(-1.0)
-        left = jnp.where(carry[0] < 0, -1.0, left)
-        return left, rows.at[place].set(row), chosen.at[place].set(best)
+        row = cross / jnp.sqrt(jnp.maximum(remaining[best], jnp.finfo(x.dtype).tiny))
+        # A chosen input gets −1, so that it is not chosen again even if rounding leaves it a positive variance.
+        updated = jnp.maximum(remaining - row**2, 0.0).at[best].set(-1.0)
+        updated = jnp.where(remaining < 0, -1.0, updated)
+        return updated, rows.at[place].set(row), chosen.at[place].set(best)
 
     start = kernel.diagonal(x), jnp.zeros((count, len(x)), x.dtype), jnp.zeros(count, int)
-    return jax.lax.fori_loop(0, count, turn, start)[2]
+    return jax.lax.fori_loop(0, count, choose, start)[2]

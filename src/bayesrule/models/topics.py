@@ -1,4 +1,4 @@
-"""Topic models: latent Dirichlet allocation of documents given as counts of words."""
+"""Topic models: latent Dirichlet allocation of documents that are given as word counts."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from ..rule.rule import Rule
 
 
 def documents(counts: Any, *, rows: int = 0, width: int = 0) -> dict[str, Ragged]:
-    """Counts (documents, vocabulary), dense or a SciPy sparse matrix, as a model's data: each document's words.
+    """Word counts as the data of `latent_dirichlet`: for each document its words' numbers, and their counts.
 
-    Documents without words follow up to at least `rows`, and rows have room for at least `width` words: neither changes
-    what is found, and programs that were compiled for these shapes are used again.
+    Args:
+        counts: (documents, vocabulary), dense or a SciPy sparse matrix.
+        rows: pad with empty documents to at least so many.
+        width: pad documents to at least so many different words. Padding does not change the fit, and programs that
+            were compiled for these shapes are used again.
 
     >>> rows = documents([[2, 0, 1], [0, 3, 0]])
     >>> rows["words"].values.tolist(), rows["counts"].values.tolist()
@@ -33,22 +36,23 @@ def documents(counts: Any, *, rows: int = 0, width: int = 0) -> dict[str, Ragged
     """
     from scipy.sparse import csr_array, issparse
 
-    given = counts if issparse(counts) else np.asarray(counts)
-    if given.ndim != 2 or 0 in given.shape:
-        raise ValueError(f"counts are (documents, vocabulary), got {given.shape}.")
-    table = csr_array(given)
+    matrix = counts if issparse(counts) else np.asarray(counts)
+    if matrix.ndim != 2 or 0 in matrix.shape:
+        raise ValueError(f"counts are (documents, vocabulary), got {matrix.shape}.")
+    table = csr_array(matrix)
     if not np.all(np.isfinite(table.data)) or np.any(table.data < 0):
-        raise ValueError("Words occur 0 times or more often: counts has other entries.")
+        raise ValueError("Words occur 0 times or more often: counts has entries that are negative or not finite.")
     table.eliminate_zeros()
     lengths = np.diff(table.indptr)
-    place = np.arange(max(1, width, int(lengths.max(initial=0))))
-    inside = place < lengths[:, None]
-    shape = max(rows, len(inside)), len(place)
-    words, often = np.zeros(shape, np.int32), np.zeros(shape)
-    words[: len(inside)][inside], often[: len(inside)][inside] = table.indices, table.data
-    # As long as can be: where documents settle in groups by their lengths, those without words are the last.
+    columns = np.arange(max(1, width, int(lengths.max(initial=0))))
+    mask = columns < lengths[:, None]
+    shape = max(rows, len(mask)), len(columns)
+    words, occurrences = np.zeros(shape, np.int32), np.zeros(shape)
+    words[: len(mask)][mask], occurrences[: len(mask)][mask] = table.indices, table.data
+    # The padding documents get the full length: where a sweep sorts documents into groups by their lengths, they come
+    # last and do not mix with the short ones.
     sizes = jnp.asarray(np.append(lengths, np.full(shape[0] - len(lengths), shape[1], lengths.dtype)))
-    return {"words": Ragged(jnp.asarray(words), sizes), "counts": Ragged(jnp.asarray(often, float), sizes)}
+    return {"words": Ragged(jnp.asarray(words), sizes), "counts": Ragged(jnp.asarray(occurrences, float), sizes)}
 
 
 def latent_dirichlet(
@@ -59,13 +63,18 @@ def latent_dirichlet(
     word_prior: Any = None,
     key: Any = None,
 ) -> Model:
-    r"""Latent Dirichlet allocation: documents with shares of topics, topics with shares of words.
+    r"""Latent Dirichlet allocation: documents are mixtures of topics, topics distributions over words.
 
-    $θ_n ∼ Dir(α)$, $β_k ∼ Dir(η)$, and every word of document n from $\sum_kθ_{nk}β_k$, its topic summed out. α and η
-    are 1/`topics` unless given; η may be an array (K, V). Fit with `data=documents(counts)`: `svi(rate,
-    local_steps=100, tolerance=1e-3, together=16)` with mini-batches of documents, or `vmp()` on all of them. Blocks are
-    "topics" (K, V) and, for each document, "shares" (K). The start is drawn from the same gammas as scikit-learn's
-    (`key`).
+    $θ_n ∼ Dir(α)$, $β_k ∼ Dir(η)$, and every word of document n is drawn from $\sum_kθ_{nk}β_k$, its topic summed out.
+    The blocks are "topics" β, (K, V), and for each document "shares" θ, (K,). Fit with `data=documents(counts)`:
+    `svi(rate, local_steps=100, tolerance=1e-3, together=16)` with mini-batches of documents, or `vmp()` on all.
+
+    Args:
+        vocabulary: V, the number of words.
+        topics: K.
+        document_prior: α, by default 1/K.
+        word_prior: η, a number or an array (K, V), by default 1/K.
+        key: a random key. The topics start from random gammas, as scikit-learn's.
 
     >>> import bayesrule as blr
     >>> counts = [[5, 4, 0, 0], [6, 3, 0, 1], [0, 0, 4, 5], [0, 1, 6, 4]]
@@ -92,20 +101,33 @@ def latent_dirichlet(
     )
 
 
-def settled(model: Model, q: Any, rows: dict[str, Ragged], rule: Rule, steps: int = 1) -> Result:
-    """Documents settled, the topics where they are: one step of `svi(0.0, local_steps=…)`, and its bound.
+def fit_documents(model: Model, q: Any, rows: dict[str, Ragged], rule: Rule, steps: int = 1) -> Result:
+    """Fit the documents' topic shares with the topics held fixed: one step of `svi(0.0, local_steps=…)`, and its bound.
 
-    `steps` is how many the program was compiled for, if it ran before: the first ends it.
+    Args:
+        model: a `latent_dirichlet`.
+        q: its fitted q, whose topics are held fixed.
+        rows: the documents.
+        rule: `svi` with rate 0.
+        steps: pass the `steps` of an earlier fit to reuse its compiled program; one step is taken in any case.
     """
     return fit(rule, model, {"topics": q["topics"]}, rows, steps=steps, tolerance=math.inf)
 
 
 def shares(model: Model, q: Any, counts: Any, *, steps: int = 100, tolerance: float = 1e-4) -> Float[Array, "N K"]:
-    """The topics' shares in new documents, the topics where they are: E θ of documents that are settled."""
+    """E θ of new documents: each topic's share, with the topics held fixed.
+
+    Args:
+        model: a `latent_dirichlet`.
+        q: its fitted q.
+        counts: (documents, vocabulary).
+        steps: the number of iterations of each document, at most.
+        tolerance: the change of the parameters below which a document has converged.
+    """
     rows = documents(counts)
-    known, given = q["topics"].mean.shape[-1], np.shape(counts)[-1]
-    if known != given:
+    vocabulary, columns = q["topics"].mean.shape[-1], np.shape(counts)[-1]
+    if vocabulary != columns:
         raise ValueError(
-            f"The topics are over {known} words, and counts has {given} columns: give both one vocabulary."
+            f"The topics are over {vocabulary} words, and counts has {columns} columns: give both one vocabulary."
         )
-    return settled(model, q, rows, svi(0.0, local_steps=steps, tolerance=tolerance)).q["shares"].mean
+    return fit_documents(model, q, rows, svi(0.0, local_steps=steps, tolerance=tolerance)).q["shares"].mean
