@@ -10,7 +10,7 @@ from bayesrule.families.gamma import Gamma, NormalGamma
 from bayesrule.families.point_mass import Peak
 from bayesrule.families.wishart import NormalWishart, Wishart
 from bayesrule.models.component_predictive import predictive
-from bayesrule.models.factor_analysis_missing import filled, log_likelihoods, scores
+from bayesrule.models.factor_analysis_missing import impute, log_likelihoods, scores
 
 RANDOM = np.random.default_rng(0)
 ROWS = RANDOM.normal(size=(6, 2))
@@ -81,7 +81,7 @@ def test_rows_with_holes():
         gain = np.linalg.solve(own, row[there]) if there.any() else np.zeros(0)
         assert_allclose(scores(rows, loadings, noise)[n], loadings[there].T @ gain, atol=1e-12)
         expected = np.where(there, row, covariance[:, there] @ gain)
-        assert_allclose(filled(rows, loadings, noise)[n], expected, atol=1e-12)
+        assert_allclose(impute(rows, loadings, noise)[n], expected, atol=1e-12)
         density = stats.multivariate_normal(np.zeros(there.sum()), own).logpdf(row[there]) if there.any() else 0.0
         assert_allclose(log_likelihoods(rows, loadings, noise)[n], density, atol=1e-12)
     spread = np.broadcast_to(0.1 * np.eye(2), (4, 2, 2))

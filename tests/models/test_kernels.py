@@ -89,7 +89,7 @@ def test_derivatives_where_inputs_meet(kernel):
         (lambda: RBF(-1.0), "variance must be above 0"),
         (lambda: RBF(1.0, np.ones((2, 2))), "lengthscale is a number or one for each dimension"),
         (lambda: RBF(1.0, np.ones(2))(X), "3 dimensions and 2 lengthscales"),
-        (lambda: RBF()(X, X[:, :2]), "3 and of 2 dimensions"),
+        (lambda: RBF()(X, X[:, :2]), "same number of dimensions, got 3 and 2"),
         (lambda: RBF()(np.ones((2, 2, 2))), "N numbers"),
         (lambda: RBF().state_space(np.arange(3.0)), "RBF has no state space"),
         (lambda: (Matern12() * Matern32()).state_space(np.arange(3.0)), "Times has no state space"),

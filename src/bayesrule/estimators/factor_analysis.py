@@ -127,7 +127,7 @@ class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeE
     def fill(self, X: Any) -> np.ndarray:
         """Replace every missing value by its expectation given the observed values of its row."""
         rows = self._center(X)
-        return self.mean_ + factor_scores.filled(rows, self.components_.T, self._column_noises(), self._loadings_cov())
+        return self.mean_ + factor_scores.impute(rows, self.components_.T, self._column_noises(), self._loadings_cov())
 
     @double_precision
     def score_samples(self, X: Any) -> np.ndarray:

@@ -20,7 +20,7 @@ from ..fitting.loop import run
 from ..fitting.maximize import maximize
 from ..fitting.result import Result
 from ..models import gp, sparse_gp
-from ..models.component_predictive import drawn
+from ..models.component_predictive import draw_categories
 from ..models.kernels import RBF, Kernel
 from ..numerics.checks import positive_int
 from ..numerics.padding import bucket, column_bucket, pad
@@ -353,7 +353,7 @@ class GaussianProcessClassifier(ClassifierMixin, _GaussianProcess):
         """Draws of the labels, (n_samples, n), independent for each row."""
         probabilities = np.tile(self.predict_proba(X), (n_samples, 1))
         random = check_random_state(self.random_state if random_state is None else random_state)
-        return self.classes_[drawn(random, probabilities).reshape(n_samples, -1)]
+        return self.classes_[draw_categories(random, probabilities).reshape(n_samples, -1)]
 
 
 def _bound(result: Result) -> float:

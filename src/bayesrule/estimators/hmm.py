@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from ..factor_graph.model import Model
 from ..families.product import Product
 from ..models import hmm
-from ..models.component_predictive import drawn, gaussians, predictive
+from ..models.component_predictive import draw_categories, mean_and_precision, predictive
 from ..models.starts.clusters import with_shifted_mean
 from ..numerics.checks import positive_int
 from ..numerics.random import Key
@@ -150,9 +150,9 @@ class _HMM(SequenceModel):
         check_is_fitted(self)
         positive_int("n_samples", n_samples)
         random = check_random_state(self.random_state)
-        states = [drawn(random, self.startprob_[None])]
+        states = [draw_categories(random, self.startprob_[None])]
         for _ in range(n_samples - 1):
-            states.append(drawn(random, self.transmat_[states[-1]]))
+            states.append(draw_categories(random, self.transmat_[states[-1]]))
         path = np.concatenate(states)
         rows = predictive(self.posterior_["states"]).sample(random, path)
         return rows.reshape(n_samples, -1), path
@@ -245,7 +245,7 @@ class GaussianHMM(_HMM):
         return fitted, Product({**q.blocks, "states": with_shifted_mean(q["states"], center)})
 
     def _set_emissions(self) -> None:
-        self.means_, self.precisions_ = gaussians(self.posterior_["states"])
+        self.means_, self.precisions_ = mean_and_precision(self.posterior_["states"])
         full = self.precisions_.ndim == 3
         self.covariances_ = np.linalg.inv(self.precisions_) if full else 1 / self.precisions_
 

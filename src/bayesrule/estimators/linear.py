@@ -74,7 +74,7 @@ class _LinearModel(Estimator):
         padded_features = column_bucket(features) if isinstance(self.recipe, str) else features
         start = {**start, "w": pad(start["w"], padded_features)}
         objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
-        prior = regression.strength if self.fit_intercept else regression.strength_alone
+        prior = regression.weight_precision if self.fit_intercept else regression.weight_precision_only
         data = _pad_data(X, y, weights, padded_features)
         is_full_gaussian = rule.family.kind is Gaussian
         precision, result = self._given_precision(), None
@@ -125,7 +125,7 @@ class _LinearModel(Estimator):
             "method": "conjugate",
             "prior": prior,
             "run": self._run,
-            "belief": regression.wide,
+            "belief": regression.weak_prior,
             "held": ("unit",),
         }
         final: Any = {"steps": self.max_iter, "tolerance": self.tol}
@@ -176,7 +176,7 @@ class _LinearModel(Estimator):
                 f"The fit ended early ({result.reason}): are the features on very different scales? Put a "
                 "StandardScaler before the model."
             )
-        self.posterior_ = to_numpy(regression.narrowed(result.q, features))
+        self.posterior_ = to_numpy(regression.without_padding(result.q, features))
         self.n_iter_ = result.steps
         self.coef_ = np.asarray(self.posterior_.mean["w"]).T
         self.intercept_ = np.asarray(self.posterior_.mean.get("b", np.zeros(self.coef_.shape[:-1])))
@@ -184,7 +184,7 @@ class _LinearModel(Estimator):
     def with_posterior(self, q: Family) -> Self:
         """A copy that predicts from another posterior, such as that of a fit which is still running."""
         other = copy.copy(self)
-        other.posterior_ = to_numpy(regression.narrowed(q, self.n_features_in_))
+        other.posterior_ = to_numpy(regression.without_padding(q, self.n_features_in_))
         return other
 
     def _update(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
@@ -202,7 +202,7 @@ class _LinearModel(Estimator):
 
     def _predictive(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
         """The mean and the variance of a new y."""
-        return regression.in_blocks(regression.predictive, self.posterior_, X, self._kind)
+        return regression.map_rows(regression.predictive, self.posterior_, X, self._kind)
 
 
 def _with_prior(objective: Objective, regularizer: Any) -> Objective:
@@ -358,7 +358,7 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
         """Draws of the classes, (n_samples, rows); within a draw all rows have the same weights."""
         weight_key, label_key = jax.random.split(make_key(random_state))
         X = self._validate(X)
-        f = regression.drawn(self.posterior_, X, n_samples, weight_key)
+        f = regression.draw_scores(self.posterior_, X, n_samples, weight_key)
         scores = jnp.stack([jnp.zeros(f.shape), f], axis=-1) if self._kind == "logistic" else regression.classes(f)
         return self.classes_[np.asarray(jax.random.categorical(label_key, scores))]
 
@@ -437,7 +437,7 @@ class PoissonRegression(RegressorMixin, _LinearModel):
         """Draws of the counts, (n_samples, rows); within a draw all rows have the same weights."""
         weight_key, count_key = jax.random.split(make_key(random_state))
         X = self._validate(X)
-        f = regression.drawn(self.posterior_, X, n_samples, weight_key)
+        f = regression.draw_scores(self.posterior_, X, n_samples, weight_key)
         return np.asarray(jax.random.poisson(count_key, jnp.exp(f)))
 
     def __sklearn_tags__(self) -> Any:

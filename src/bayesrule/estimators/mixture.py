@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ..factor_graph.model import Model
 from ..families.point_mass import Peak
 from ..families.product import Product
-from ..models.component_predictive import gaussians, predictive
+from ..models.component_predictive import mean_and_precision, predictive
 from ..models.mixture import gaussian_mixture, usual_priors
 from ..models.starts.clusters import with_shifted_mean
 from ..numerics.checks import positive_int
@@ -127,7 +127,7 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         q = fitted.result.q
         self._set_attributes(fitted, Product({**q.blocks, "components": with_shifted_mean(q["components"], center)}))
         self.weights_ = np.asarray(self.posterior_["weights"].mean)
-        self.means_, self.precisions_ = gaussians(self.posterior_["components"])
+        self.means_, self.precisions_ = mean_and_precision(self.posterior_["components"])
         self.covariances_ = np.linalg.inv(self.precisions_) if self._full else 1 / self.precisions_
         if isinstance(self.posterior_["components"], Peak):
             self.bound_ = float(logsumexp(self._log_joint(X), axis=1).sum())

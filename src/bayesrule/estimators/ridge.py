@@ -109,7 +109,7 @@ class RidgeRegression(RegressorMixin, Estimator):
         before = (
             None if first else ridge.Rows(self.n_samples_seen_, np.append(self.x_mean_, self.y_mean_), self.triangle_)
         )
-        rows = ridge.rows_of(X, y, weights, before, centered=bool(self.fit_intercept))
+        rows = ridge.reduce_rows(X, y, weights, before, centered=bool(self.fit_intercept))
         self.n_samples_seen_, self.triangle_ = rows.size, rows.triangle
         self.x_mean_, self.y_mean_ = rows.mean[:-1], float(rows.mean[-1])
         self._solve()
@@ -122,7 +122,7 @@ class RidgeRegression(RegressorMixin, Estimator):
     @property
     def _prior(self) -> Any:
         """The regularizer as a function of the hyper-parameters."""
-        return regression.strength if self.fit_intercept else regression.strength_alone
+        return regression.weight_precision if self.fit_intercept else regression.weight_precision_only
 
     def _target_scale(self) -> float:
         """The standard deviation of y, the unit in which the hyper-parameters are searched."""
@@ -157,7 +157,7 @@ class RidgeRegression(RegressorMixin, Estimator):
         if len(held) < 2:
             squares = triangle[:, -1] @ triangle[:, -1]
             message = likelihood_message(regularizer, result.q), self.n_samples_seen_, squares
-            hyper, _ = conjugate_evidence(self._prior, hyper, result.q, message, ridge.noisy, held=held)
+            hyper, _ = conjugate_evidence(self._prior, hyper, result.q, message, ridge.with_noise_precision, held=held)
         noise_precision = float(hyper["noise"])
         objective = ridge.ridge(rows, self._prior(hyper))
         data = Weighted(examples, jnp.full(rows, noise_precision))
@@ -184,13 +184,13 @@ class RidgeRegression(RegressorMixin, Estimator):
 
     def _set_posterior(self, q: Family, scale: float) -> None:
         """Set `posterior_`: q without padding columns, in the units of y."""
-        self.posterior_ = to_numpy(regression.rescaled(regression.narrowed(q, self.n_features_in_), scale))
+        self.posterior_ = to_numpy(regression.rescaled(regression.without_padding(q, self.n_features_in_), scale))
 
     @double_precision
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The mean of a new y, and with `return_std` its standard deviation, with the noise in it."""
         X = self._validate(X)
-        mean, variance = regression.in_blocks(regression.outputs, self.posterior_, X - self.x_mean_)
+        mean, variance = regression.map_rows(regression.outputs, self.posterior_, X - self.x_mean_)
         mean = mean + self.y_mean_
         return (mean, np.sqrt(variance + self.noise_)) if return_std else mean
 
@@ -199,7 +199,7 @@ class RidgeRegression(RegressorMixin, Estimator):
         """Draws of y, (n_samples, rows); within a draw all rows have the same weights."""
         weight_key, noise_key = jax.random.split(make_key(random_state))
         X = self._validate(X)
-        f = self.y_mean_ + regression.drawn(self.posterior_, X - self.x_mean_, n_samples, weight_key)
+        f = self.y_mean_ + regression.draw_scores(self.posterior_, X - self.x_mean_, n_samples, weight_key)
         return np.asarray(f + math.sqrt(self.noise_) * jax.random.normal(noise_key, f.shape))
 
 

@@ -173,7 +173,9 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """Fit the topic shares of new documents, with the topics fixed."""
         # Passing the `max_iter` of `fit` reuses its compiled program; the first step converges.
         rule = self._local_rule(0.0, X.shape[0])
-        return fit_documents(self._model(self.topic_word_prior), self.posterior_, _pad_documents(X), rule, self.max_iter)
+        return fit_documents(
+            self._model(self.topic_word_prior), self.posterior_, _pad_documents(X), rule, self.max_iter
+        )
 
     @double_precision
     def transform(self, X: Any) -> np.ndarray:

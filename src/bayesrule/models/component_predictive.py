@@ -1,7 +1,7 @@
-r"""What q says of the next observation of each component: $p(y \mid k) = ∫ f(y \mid θ_k) q(θ_k) dθ_k$, in closed form.
+r"""Predictive distributions of a mixture's components in closed form: $p(y \mid k) = ∫ f(y \mid θ_k) q(θ_k) dθ_k$.
 
-`predictive(block)` of a mixture's or a hidden Markov model's components is a Student-t, a negative binomial or the mean
-probabilities; of a block that is read at its peak, as EM's are, f at the peak. All in NumPy: nothing is compiled.
+`predictive(block)` of the components of a mixture or a hidden Markov model is a Student-t, a negative binomial or the
+mean probabilities; of a `Peak`, as EM's blocks are, it is f at the peak. All in NumPy, so that nothing is compiled.
 """
 
 from __future__ import annotations
@@ -22,9 +22,13 @@ from ..families.wishart import NormalWishart
 
 @dataclass(frozen=True)
 class Student:
-    """Gaussian components: Student-t with these degrees of freedom, or Gaussian where there are none (None).
+    """Gaussian components: Student-t, or Gaussian if `dof` is None.
 
-    With precisions (K, D, D) a row is there or not; with (K, D) its entries are independent, and missing one by one.
+    Args:
+        location: the centres.
+        precision: (K, D, D), where a row is observed or missing as a whole; or (K, D) for independent entries, which
+            may be missing one by one.
+        dof: the degrees of freedom, for each component, or for each of its entries.
     """
 
     location: Float[ndarray, "K D"]
@@ -32,23 +36,23 @@ class Student:
     dof: ndarray | None
 
     def log_prob(self, y: Float[ndarray, "N D"]) -> Float[ndarray, "N K"]:
-        """log p(y_n | k); what is missing counts for nothing."""
+        """log p(y_n | k) of what was observed; 0 for a missing row."""
         full = self.precision.ndim == 3
         if full:
             roots = np.linalg.cholesky(self.precision)
             parts = [np.sum(((y - m) @ root) ** 2, axis=1) for m, root in zip(self.location, roots, strict=True)]
-            square, half = np.stack(parts, axis=1), np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(1)
+            square, half_log_det = np.stack(parts, axis=1), np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(1)
         else:
-            square, half = (y[:, None] - self.location) ** 2 * self.precision, 0.5 * np.log(self.precision)
+            square, half_log_det = (y[:, None] - self.location) ** 2 * self.precision, 0.5 * np.log(self.precision)
         size = y.shape[1] if full else 1
         if self.dof is None:
-            found = half - 0.5 * (size * np.log(2 * np.pi) + square)
+            log_prob = half_log_det - 0.5 * (size * np.log(2 * np.pi) + square)
         else:
-            top = 0.5 * (self.dof + size)
-            norm = gammaln(top) - gammaln(0.5 * self.dof) - 0.5 * size * np.log(np.pi * self.dof)
-            found = half + norm - top * np.log1p(square / self.dof)
-        found = np.where(np.isnan(found), 0.0, found)
-        return found if full else found.sum(-1)
+            exponent = 0.5 * (self.dof + size)
+            constant = gammaln(exponent) - gammaln(0.5 * self.dof) - 0.5 * size * np.log(np.pi * self.dof)
+            log_prob = half_log_det + constant - exponent * np.log1p(square / self.dof)
+        log_prob = np.where(np.isnan(log_prob), 0.0, log_prob)
+        return log_prob if full else log_prob.sum(-1)
 
     @property
     def mean(self) -> Float[ndarray, "K D"]:
@@ -73,14 +77,17 @@ class Student:
             noise = noise / np.sqrt(self.precision[states])
         if self.dof is not None:
             dof = self.dof[states]
-            spread = np.sqrt(dof / random.chisquare(dof))
-            noise = noise * (spread[:, None] if self.precision.ndim == 3 else spread)
+            scale = np.sqrt(dof / random.chisquare(dof))
+            noise = noise * (scale[:, None] if self.precision.ndim == 3 else scale)
         return self.location[states] + noise
 
 
 @dataclass(frozen=True)
 class Counts:
-    """Poisson components: negative binomial under a gamma of this shape and rate, Poisson where there is no shape."""
+    """Poisson components: negative binomial under a gamma with this shape and rate.
+
+    If `shape` is None, Poisson with this rate.
+    """
 
     shape: Float[ndarray, "K D"] | None
     rate: Float[ndarray, "K D"]
@@ -88,11 +95,11 @@ class Counts:
     def log_prob(self, y: Float[ndarray, "N D"]) -> Float[ndarray, "N K"]:
         y = y[:, None]
         if self.shape is None:
-            found = xlogy(y, self.rate) - self.rate - gammaln(y + 1)
+            log_prob = xlogy(y, self.rate) - self.rate - gammaln(y + 1)
         else:
-            ways = gammaln(y + self.shape) - gammaln(self.shape) - gammaln(y + 1)
-            found = ways - self.shape * np.log1p(1 / self.rate) - y * np.log1p(self.rate)
-        return np.where(np.isnan(y), 0.0, found).sum(-1)
+            log_binomial = gammaln(y + self.shape) - gammaln(self.shape) - gammaln(y + 1)
+            log_prob = log_binomial - self.shape * np.log1p(1 / self.rate) - y * np.log1p(self.rate)
+        return np.where(np.isnan(y), 0.0, log_prob).sum(-1)
 
     @property
     def mean(self) -> Float[ndarray, "K D"]:
@@ -110,14 +117,14 @@ class Counts:
 
 @dataclass(frozen=True)
 class Categories:
-    """Categorical components, y one number for each row; the moments are those of y's indicators."""
+    """Categorical components, y one label for each row; mean and variance are those of its indicators."""
 
     probabilities: Float[ndarray, "K V"]
 
     def log_prob(self, y: Float[ndarray, " N"]) -> Float[ndarray, "N K"]:
-        there = ~np.isnan(y)
+        observed = ~np.isnan(y)
         table = np.log(np.maximum(self.probabilities, np.finfo(float).tiny))
-        return np.where(there[:, None], table.T[np.where(there, y, 0).astype(int)], 0.0)
+        return np.where(observed[:, None], table.T[np.where(observed, y, 0).astype(int)], 0.0)
 
     @property
     def mean(self) -> Float[ndarray, "K V"]:
@@ -128,17 +135,17 @@ class Categories:
         return self.probabilities * (1 - self.probabilities)
 
     def sample(self, random: Any, states: Int[ndarray, " S"]) -> Float[ndarray, " S"]:
-        return drawn(random, self.probabilities[states]).astype(float)
+        return draw_categories(random, self.probabilities[states]).astype(float)
 
 
-def drawn(random: Any, probabilities: Float[ndarray, "S K"]) -> Int[ndarray, " S"]:
-    """A choice for each row of probabilities."""
-    total = np.cumsum(probabilities, axis=1)
-    return np.sum(random.uniform(size=(len(total), 1)) * total[:, -1:] >= total, axis=1)
+def draw_categories(random: Any, probabilities: Float[ndarray, "S K"]) -> Int[ndarray, " S"]:
+    """A category drawn from each row of probabilities; `random` is a NumPy RandomState."""
+    cumulative = np.cumsum(probabilities, axis=1)
+    return np.sum(random.uniform(size=(len(cumulative), 1)) * cumulative[:, -1:] >= cumulative, axis=1)
 
 
-def gaussians(block: Any) -> tuple[Float[ndarray, "K D"], ndarray]:
-    """E m and E Λ of Gaussian components, or both at their peak."""
+def mean_and_precision(block: Any) -> tuple[Float[ndarray, "K D"], ndarray]:
+    """E m and E Λ of Gaussian components, or m and Λ at the peak."""
     family = block.of if isinstance(block, Peak) else block
     return np.asarray(family.mean), np.asarray(block.expectation()[1])
 
@@ -147,25 +154,28 @@ def predictive(block: Any) -> Student | Counts | Categories:
     """The predictive distribution of each plate of a block: normal–Wishart, normal–gamma, gamma or Dirichlet.
 
     >>> from bayesrule.families.gamma import Gamma
-    >>> found = predictive(Gamma(shape=np.array([[2.0]]), rate=np.array([[1.0]])))
-    >>> np.exp(found.log_prob(np.array([[0.0], [1.0]]))).tolist()
+    >>> negative_binomial = predictive(Gamma(shape=np.array([[2.0]]), rate=np.array([[1.0]])))
+    >>> np.exp(negative_binomial.log_prob(np.array([[0.0], [1.0]]))).tolist()
     [[0.25], [0.25]]
     """
-    peaked = isinstance(block, Peak)
-    family = block.of if peaked else block
-    numbers = lambda *values: [np.asarray(value, float) for value in values]
-    if isinstance(family, NormalWishart | NormalGamma) and peaked:
-        location, precision = numbers(block.mean["mean"], block.mean["precision"])
+    is_peak = isinstance(block, Peak)
+    family = block.of if is_peak else block
+    arrays = lambda *values: [np.asarray(value, float) for value in values]
+    if isinstance(family, NormalWishart | NormalGamma) and is_peak:
+        location, precision = arrays(block.mean["mean"], block.mean["precision"])
         return Student(location, precision, None)
     if isinstance(family, NormalWishart):
-        location, count, df, scale = numbers(family.mean, family.count, family.df, family.scale)
+        location, count, df, scale = arrays(family.mean, family.count, family.df, family.scale)
         dof = df - location.shape[-1] + 1
         return Student(location, (dof * count / (count + 1))[:, None, None] * scale, dof)
     if isinstance(family, NormalGamma):
-        location, count, shape, rate = numbers(family.mean, family.count, family.shape, family.rate)
+        location, count, shape, rate = arrays(family.mean, family.count, family.shape, family.rate)
         return Student(location, shape / rate * count / (count + 1), 2 * shape)
     if isinstance(family, Gamma):
-        return Counts(None, *numbers(block.mean)) if peaked else Counts(*numbers(family.shape, family.rate))
+        return Counts(None, *arrays(block.mean)) if is_peak else Counts(*arrays(family.shape, family.rate))
     if isinstance(family, Dirichlet):
-        return Categories(*numbers(block.mean))
-    raise ValueError(f"The predictive of a {type(family).__name__} block is not known in closed form.")
+        return Categories(*arrays(block.mean))
+    raise ValueError(
+        f"The predictive distribution of a {type(family).__name__} block is not known in closed form: use a "
+        "normal–Wishart, normal–gamma, gamma or Dirichlet block."
+    )

@@ -1,4 +1,4 @@
-"""Factor analysis and probabilistic PCA: rows as a few latent numbers times loadings, and noise."""
+"""Factor analysis and probabilistic PCA: rows are a few latent variables times loadings, plus noise."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from ..families.gamma import Gamma
 from ..families.gaussian.full import Gaussian
 from ..families.gaussian.shared import SharedGaussian
 from ..objectives.batches import Weighted
-from .starts.principal import principal
+from .starts.principal import principal_components
 
-_HELD = 1e8  # the precision of a number that is held at 1
+_CONSTANT_PRECISION = 1e8  # of the latent variable that stands for the constant 1
 
 
 def factor_analysis(
@@ -28,15 +28,22 @@ def factor_analysis(
     mean: bool = False,
     key: Any = None,
 ) -> Model:
-    r"""$y_{nd} ∼ N(w_d^⊤x_n, 1/τ_d)$ with $x_n ∼ N(0, I)$ of `size` numbers, loadings w and precisions τ unknown.
+    r"""$y_{nd} ∼ N(w_d^⊤x_n, 1/τ_d)$ with latent $x_n ∼ N(0, I)$, and loadings w and precisions τ unknown.
 
-    `y` is (N, D), its columns centred; NaN is missing, entry by entry. Fit with `data={"y": y}`. Flat priors are
-    maximum likelihood, for `em("loadings", "noise")`; the default ones, for `vmp()` and `svi()`, give every column of
-    the loadings a precision of its own (a factor that is not needed fades) and all precisions Gamma(10⁻³, 10⁻³).
-    `noise="one"` has the same τ for all columns. `shared` keeps one covariance for all rows: several times faster,
-    where nothing is missing and no mini-batches are taken. With `mean` the loadings have one more column,
-    the mean's, for a number of each row that is held at 1: where entries are missing, the columns' own means are not
-    the best. The start is the principal components, drawn beyond those (`key`).
+    Fit with `data={"y": y}`. Flat priors are maximum likelihood, for `em("loadings", "noise")`. The default ones, for
+    `vmp()` and `svi()`, give every column of the loadings an unknown precision, so that the loadings of a latent
+    variable that is not needed shrink to 0, and all precisions Gamma(10⁻³, 10⁻³).
+
+    Args:
+        y: rows (N, D), their columns centred; NaN is missing, entry by entry. The start is their principal components.
+        size: the number of latent variables.
+        noise: "each" for a precision of every column, "one" for a common one.
+        priors: "flat" or "default".
+        shared: whether the latent rows have one covariance in common: several times faster, and exact if nothing is
+            missing and there are no mini-batches.
+        mean: whether the model has an unknown mean, as one more column of the loadings, for a latent variable that is
+            held at 1. The means of the observed entries of each column are not its estimate where entries are missing.
+        key: a random key, for loadings beyond the number of principal components.
 
     >>> import bayesrule as blr, jax, jax.numpy as jnp
     >>> y = jax.random.normal(jax.random.key(0), (50, 1)) * jnp.array([1.0, 2.0, -1.0])
@@ -53,17 +60,20 @@ def factor_analysis(
     if priors not in ("flat", "default"):
         raise ValueError(f'priors= is "flat" (maximum likelihood) or "default", got {priors!r}.')
     if shared and (mean or np.any(np.isnan(rows))):
-        raise ValueError("Rows that are missing in part have covariances of their own: leave shared=True out.")
-    start, left = principal(rows, size, key)
-    held = jnp.zeros(size)
+        raise ValueError(
+            "With missing entries or an unknown mean the rows' covariances differ, and shared=True gives them one: "
+            "leave shared=True out."
+        )
+    start, residual_variance = principal_components(rows, size, key)
+    constant = jnp.zeros(size)
     if mean:
         start, size = jnp.pad(start, ((0, 0), (0, 1))), size + 1
-        held = jnp.zeros(size).at[-1].set(1.0)
-    spread = jnp.broadcast_to(10 * jnp.eye(size), (rows.shape[1], size, size))
-    alone = Gaussian(held, jnp.diag(1.0 + _HELD * held))
-    latent = SharedGaussian(jnp.zeros((len(rows), size))) if shared else alone
-    kind = jnp.mean(left) if noise == "one" else left
-    blocks: dict[str, Any] = {"loadings": Gaussian(start, spread), "noise": Gamma(jnp.full_like(kind, 2.0), kind)}
+        constant = jnp.zeros(size).at[-1].set(1.0)
+    precision = jnp.broadcast_to(10 * jnp.eye(size), (rows.shape[1], size, size))
+    per_row = Gaussian(constant, jnp.diag(1.0 + _CONSTANT_PRECISION * constant))
+    latent = SharedGaussian(jnp.zeros((len(rows), size))) if shared else per_row
+    rate = jnp.mean(residual_variance) if noise == "one" else residual_variance
+    blocks: dict[str, Any] = {"loadings": Gaussian(start, precision), "noise": Gamma(jnp.full_like(rate, 2.0), rate)}
     terms = {
         "latent": factors.prior("latent", latent),
         "y": factors.bilinear("y", "latent", "loadings", precision="noise"),
@@ -81,7 +91,7 @@ def factor_analysis(
 def ppca(
     y: Any, size: int, *, priors: Literal["flat", "default"] = "flat", shared: bool = False, key: Any = None
 ) -> Model:
-    r"""Probabilistic PCA, $y_n ∼ N(Wx_n, σ^2I)$: `factor_analysis` with one noise for all columns.
+    r"""Probabilistic PCA, $y_n ∼ N(Wx_n, σ^2I)$: `factor_analysis` with one noise for all columns. Arguments as there.
 
     >>> print(ppca([[1.0, 2.0], [-1.0, 0.0], [0.0, -2.0]], 1))
     Model with 3 blocks and 2 factors
@@ -96,10 +106,14 @@ def ppca(
 
 
 def condensed(y: Any, count: int) -> Weighted:
-    r"""`count` weighted rows that say of loadings and noise all that y does: the same $\sum_n y_ny_n^⊤$ and N.
+    r"""`count` weighted rows with the same sufficient statistics as y, $\sum_n y_ny_n^⊤$ and N.
 
-    A fit depends on rows that are centred, and of which nothing is missing, through these alone; so its steps and its
-    bound are the same. At least min(N, D) rows are needed, and D are enough for any N.
+    A fit of complete, centred rows depends on them only through these, so that its steps and its bound are the same, at
+    the cost of `count` rows.
+
+    Args:
+        y: complete, centred rows (N, D).
+        count: at least min(N, D), which is enough for any N.
 
     >>> rows = condensed(np.arange(8.0).reshape(4, 2), 2)
     >>> y, weights = np.asarray(rows.examples["y"]), np.asarray(rows.weights)
@@ -107,8 +121,11 @@ def condensed(y: Any, count: int) -> Weighted:
     ([[56.0, 68.0], [68.0, 84.0]], [2.0, 2.0])
     """
     rows = np.asarray(y, float)
-    short = np.linalg.qr(rows, mode="r")
-    if len(short) > count:
-        raise ValueError(f"{len(rows)} rows of {rows.shape[1]} numbers take at least {len(short)} others, got {count}.")
-    short = np.concatenate([short, np.zeros((count - len(short), rows.shape[1]))]) * np.sqrt(count / len(rows))
-    return Weighted({"y": jnp.asarray(short)}, jnp.full(count, len(rows) / count))
+    triangle = np.linalg.qr(rows, mode="r")
+    if len(triangle) > count:
+        raise ValueError(
+            f"{len(rows)} rows of {rows.shape[1]} numbers need at least {len(triangle)} in their place, got {count}."
+        )
+    padding = np.zeros((count - len(triangle), rows.shape[1]))
+    reduced = np.concatenate([triangle, padding]) * np.sqrt(count / len(rows))
+    return Weighted({"y": jnp.asarray(reduced)}, jnp.full(count, len(rows) / count))

@@ -1,7 +1,7 @@
-r"""Rows of $y = Wx + ε$ with known loadings and noise: x given what is there, log p of it, and what is not there.
+r"""Factor analysis of rows with missing entries, $y = Wx + ε$ with known loadings W and noise variances ψ.
 
-Every row may miss entries of its own (NaN): its system $I + \sum_{d\,\text{there}} w_dw_d^⊤/ψ_d$ is solved with those
-of others, all at once. In NumPy: nothing is compiled.
+Every row may miss entries of its own (NaN), and has its own system $I + \sum_{d\,\text{observed}} w_dw_d^⊤/ψ_d$ for the
+posterior of x; these are solved many at a time. In NumPy, so that nothing is compiled.
 """
 
 from __future__ import annotations
@@ -15,53 +15,59 @@ from numpy import ndarray
 
 from ..numerics.padding import map_chunks
 
-_ENTRIES = 1 << 21  # of the systems that are solved at once
+_ENTRIES = 1 << 21  # entries of the systems that are solved at a time
 
 
-def scores(y: Any, loadings: Any, noise: Any, spread: Any = None) -> Float[ndarray, "N K"]:
-    r"""$E[x_n \mid y_n]$ with loadings W (D, K), noise variances ψ (D,) and y (N, D) centred, NaN where missing.
+def scores(y: Any, loadings: Any, noise: Any, covariance: Any = None) -> Float[ndarray, "N K"]:
+    r"""$E[x_n \mid y_n]$ of every row.
 
-    `spread` (D, K, K) are the rows' covariances where W is known in part, as to variational messages.
+    Args:
+        y: centred rows (N, D), NaN where missing.
+        loadings: W, (D, K).
+        noise: ψ, (D,).
+        covariance: (D, K, K), the covariance of each row of W under q, where W is not known exactly.
 
     >>> scores(np.array([[1.0, np.nan], [1.0, 1.0]]), np.ones((2, 1)), np.ones(2)).tolist()
     [[0.5], [0.6667]]
     """
-    return _map_rows(lambda part: _solved(part, loadings, noise, spread)[0], y, loadings)
+    return _map_rows(lambda part: _solve(part, loadings, noise, covariance)[0], y, loadings)
 
 
 def log_likelihoods(y: Any, loadings: Any, noise: Any) -> Float[ndarray, " N"]:
-    r"""$\log N(y_n \mid 0, WW^⊤ + \mathrm{diag}\,ψ)$ of the entries that are there."""
+    r"""$\log N(y_n \mid 0, WW^⊤ + \mathrm{diag}\,ψ)$ of the entries that were observed."""
 
-    def one(part: ndarray) -> ndarray:
-        found, system = _solved(part, loadings, noise, None)
-        there = ~np.isnan(part)
-        # At its minimum |y − Wx|²/ψ + |x|² is yᵀΣ⁻¹y, without a difference of large numbers.
-        gaps = np.where(there, part - found @ np.asarray(loadings).T, 0.0)
-        square = (gaps**2 / noise).sum(1) + (found**2).sum(1)
-        log = np.linalg.slogdet(system)[1] + there @ np.log(2 * np.pi * np.asarray(noise))
-        return -0.5 * (log + square)
+    def of_rows(part: ndarray) -> ndarray:
+        x, system = _solve(part, loadings, noise, None)
+        observed = ~np.isnan(part)
+        # yᵀΣ⁻¹y is the minimum of |y − Wx|²/ψ + |x|² over x, which is not a difference of large numbers.
+        residuals = np.where(observed, part - x @ np.asarray(loadings).T, 0.0)
+        square = (residuals**2 / noise).sum(1) + (x**2).sum(1)
+        log_det = np.linalg.slogdet(system)[1] + observed @ np.log(2 * np.pi * np.asarray(noise))
+        return -0.5 * (log_det + square)
 
-    return _map_rows(one, y, loadings)
+    return _map_rows(of_rows, y, loadings)
 
 
-def filled(y: Any, loadings: Any, noise: Any, spread: Any = None) -> Float[ndarray, "N D"]:
-    r"""y with $E[y_{nd} \mid \text{what is there of } y_n]$ in the place of what is missing."""
+def impute(y: Any, loadings: Any, noise: Any, covariance: Any = None) -> Float[ndarray, "N D"]:
+    r"""y with every missing entry replaced by its expectation given the observed ones. Arguments as for `scores`."""
     y = np.array(y, float)
-    some = np.isnan(y).any(1)
-    expected = scores(y[some], loadings, noise, spread) @ np.asarray(loadings).T
-    y[some] = np.where(np.isnan(y[some]), expected, y[some])
+    incomplete = np.isnan(y).any(1)
+    expected = scores(y[incomplete], loadings, noise, covariance) @ np.asarray(loadings).T
+    y[incomplete] = np.where(np.isnan(y[incomplete]), expected, y[incomplete])
     return y
 
 
-def _solved(y: ndarray, loadings: Any, noise: Any, spread: Any) -> tuple[ndarray, ndarray]:
-    """E x of every row, and the systems: one of each row, or one for all where nothing is missing."""
+def _solve(y: ndarray, loadings: Any, noise: Any, covariance: Any) -> tuple[ndarray, ndarray]:
+    """E x of every row, and the systems: one for each row, or a single one if nothing is missing."""
     loadings, noise = np.asarray(loadings, float), np.asarray(noise, float)
-    there, size = ~np.isnan(y), loadings.shape[1]
-    second = loadings[:, :, None] * loadings[:, None, :] + (0.0 if spread is None else np.asarray(spread))
-    second = second.reshape(-1, size * size) / noise[:, None]
-    seen = there[:1].astype(float) if there.all() else there.astype(float)
-    system = (seen @ second).reshape(-1, size, size) + np.eye(size)
-    right = (np.where(there, y, 0.0) / noise) @ loadings
+    observed, size = ~np.isnan(y), loadings.shape[1]
+    second_moment = loadings[:, :, None] * loadings[:, None, :] + (
+        0.0 if covariance is None else np.asarray(covariance)
+    )
+    second_moment = second_moment.reshape(-1, size * size) / noise[:, None]
+    masks = observed[:1].astype(float) if observed.all() else observed.astype(float)
+    system = (masks @ second_moment).reshape(-1, size, size) + np.eye(size)
+    right = (np.where(observed, y, 0.0) / noise) @ loadings
     if len(system) < len(y):
         return np.linalg.solve(system[0], right.T).T, system
     return np.linalg.solve(system, right[..., None])[..., 0], system

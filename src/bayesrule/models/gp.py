@@ -184,7 +184,7 @@ def predict(
     block = _process_of(q)
     if isinstance(block, GaussianChain) and full:
         raise ValueError(
-            "A chain computes the variance of every new output, not their covariance: for full=True use the dense process."
+            "A chain computes the variances of new outputs, not their covariance: for full=True use the dense process."
         )
     return _predict(block, kernel, columns(x), columns(x_new), mean, full=full)
 

@@ -1,4 +1,4 @@
-"""Covariance functions: pytrees whose leaves are their hyper-parameters, added and multiplied as they are written."""
+"""Covariance functions (kernels): pytrees whose leaves are their hyper-parameters, closed under `+` and `*`."""
 
 from __future__ import annotations
 
@@ -23,26 +23,35 @@ Inputs = Float[Array, " N"] | Float[Array, "N D"] | np.ndarray
 
 
 class Kernel(eqx.Module):
-    """k(x, x′): a positive semi-definite function of inputs (N,) or (N, D). `+` and `*` make others of it."""
+    """k(x, x′): a positive semi-definite function of inputs (N,) or (N, D).
+
+    A kernel of your own has its hyper-parameters as fields (arrays, so that they can be differentiated and fitted), and
+    implements `between` and `diagonal`; `state_space` too if it has one.
+    """
 
     @abstractmethod
     def between(self, x: Float[Array, "N D"], other: Float[Array, "M D"]) -> Float[Array, "N M"]:
-        """k of all pairs."""
+        """k(x_n, x′_m) of all pairs; the inputs have been checked, and have two axes."""
 
     @abstractmethod
     def diagonal(self, x: Inputs) -> Float[Array, " N"]:
-        """k(x_n, x_n)."""
+        """k(x_n, x_n), without the other entries of the matrix."""
 
     def __call__(self, x: Inputs, other: Inputs | None = None) -> Float[Array, "N M"]:
-        """k of all pairs of inputs, by default of x with itself."""
+        """The matrix of k(x_n, x′_m) for all pairs of inputs; by default x′ is x."""
         first = columns(x)
         second = first if other is None else columns(other)
         if first.shape[1] != second.shape[1]:
-            raise ValueError(f"Inputs of {first.shape[1]} and of {second.shape[1]} dimensions have no covariance.")
+            raise ValueError(
+                f"Both inputs need the same number of dimensions, got {first.shape[1]} and {second.shape[1]}."
+            )
         return self.between(first, second)
 
     def state_space(self, times: Float[Array, " T"]) -> StateSpace:
-        """The same process over sorted times as a linear-Gaussian state space."""
+        """The process over sorted times as a linear-Gaussian state space with one output, whose covariance is k.
+
+        `gp.prior(…, through="chain")` calls it. A kernel without one raises.
+        """
         raise ValueError(
             f"{type(self).__name__} has no state space: Constant, Matern12, Matern32, Matern52, their sums and their "
             "multiples by a constant have. Use the dense process."
@@ -62,7 +71,7 @@ class Kernel(eqx.Module):
 
 
 def columns(x: Any) -> Float[Array, "N D"]:
-    """Inputs as rows: N numbers are N rows of one."""
+    """Inputs as rows (N, D): N numbers are N rows of one."""
     x = floating(jnp.asarray(x))
     if x.ndim not in (1, 2):
         raise ValueError(f"Inputs are N numbers, (N,), or N rows, (N, D), got the shape {x.shape}.")
@@ -74,6 +83,7 @@ def _as_kernel(value: Any) -> Kernel:
 
 
 def _positive(owner: Kernel, **values: Any) -> list[Array]:
+    """The values as arrays, checked to be positive; the keywords name them in the error."""
     arrays = {name: floating(value) for name, value in values.items()}
     above(type(owner), 0, **arrays)
     return list(arrays.values())
@@ -93,10 +103,10 @@ class Sum(Kernel):
 
     def state_space(self, times: Array) -> StateSpace:
         one, two = self.first.state_space(times), self.second.state_space(times)
-        both = jax.vmap(block_diag)
+        per_step = jax.vmap(block_diag)
         return StateSpace(
-            both(one.transition, two.transition),
-            both(one.noise, two.noise),
+            per_step(one.transition, two.transition),
+            per_step(one.noise, two.noise),
             jnp.concatenate([one.emission, two.emission]),
             jnp.concatenate([one.mean, two.mean]),
             block_diag(one.covariance, two.covariance),
@@ -118,14 +128,14 @@ class Times(Kernel):
     def state_space(self, times: Array) -> StateSpace:
         scale, kernel = (self.first, self.second) if isinstance(self.first, Constant) else (self.second, self.first)
         if not isinstance(scale, Constant):
-            return super().state_space(times)  # which says why not
+            return super().state_space(times)  # raises
         space = kernel.state_space(times)
         noise, covariance = scale.variance * space.noise, scale.variance * space.covariance
         return StateSpace(space.transition, noise, space.emission, space.mean, covariance)
 
 
 class Constant(Kernel):
-    """σ², of any two inputs: an unknown level, or the scale of another kernel, `2.0 * RBF()`."""
+    """σ² for any two inputs: an unknown constant, or the scale of another kernel, `2.0 * RBF()`."""
 
     variance: Array
 
@@ -144,7 +154,7 @@ class Constant(Kernel):
 
 
 class Linear(Kernel):
-    """σ² x·x′: straight lines through the origin; add a `Constant` for lines that do not."""
+    """σ² x·x′: straight lines through the origin; add a `Constant` for lines with an intercept."""
 
     variance: Array
 
@@ -159,10 +169,15 @@ class Linear(Kernel):
 
 
 class Stationary(Kernel):
-    """σ² of an input with itself, and a function of distances in units of `lengthscale`, a number or one for each
-    dimension."""
+    """σ² times a function of the distance r = |(x − x′)/ℓ|, with k(x, x) = σ².
 
-    # Arrays; declared as what they may be given as, since subclasses share this __init__ and type checkers look here.
+    Args:
+        variance: σ².
+        lengthscale: ℓ, a number or one for each dimension.
+    """
+
+    # These are arrays. They are declared as what the constructor accepts, because type checkers read the signature of
+    # subclasses, which share this __init__, off the fields.
     variance: Any = 1.0
     lengthscale: Any = 1.0
 
@@ -174,7 +189,7 @@ class Stationary(Kernel):
             )
 
     def _squares(self, x: Array, other: Array) -> Float[Array, "N M"]:
-        """Squared distances, from differences: the difference of squares would lose those of close inputs."""
+        """r² of all pairs, from differences: |x|² − 2x·x′ + |x′|² would lose the distances of close inputs."""
         if self.lengthscale.shape not in ((), (1,), x.shape[1:]):
             raise ValueError(
                 f"Inputs of {x.shape[1]} dimensions and {self.lengthscale.shape[0]} lengthscales do not match."
@@ -215,8 +230,8 @@ class Matern(Stationary):
     r"""$σ^2e^{−a}\sum_j c_ja^j$ with $a = \sqrt{2ν}\,r$ and ν a half-integer: paths with ν − ½ derivatives.
 
     In one dimension the process and its derivatives (in units of time a) solve $ds = Ns\,da + L\,dβ$ with a nilpotent
-    N + I, so that $e^{Na}$ is $e^{−a}$ times a polynomial, and the noise of a step a sum of incomplete gamma functions:
-    right to the last digits however short the step is.
+    N + I, so that $e^{Na}$ is $e^{−a}$ times a polynomial, and the noise of a step is a sum of incomplete gamma
+    functions. Both are accurate to rounding for steps of any length.
     """
 
     order: ClassVar[int]
@@ -230,7 +245,7 @@ class Matern(Stationary):
         return self.variance * jnp.exp(-distance) * total
 
     def state_space(self, times: Float[Array, " T"]) -> StateSpace:
-        """States f and its derivatives, at times that do not fall and may repeat.
+        """The states are f and its derivatives. Times are sorted, and may repeat.
 
         >>> import jax.numpy as jnp
         >>> Matern32().state_space(jnp.array([0.0, 0.1, 0.1, 3.0]))
@@ -239,17 +254,19 @@ class Matern(Stationary):
         times = columns(times)
         if times.shape[1] != 1 or self.lengthscale.size != 1:
             raise ValueError(f"A state space runs over one dimension, time, and the inputs have {times.shape[1]}.")
-        gaps = jnp.diff(times[:, 0])
-        if not isinstance(gaps, Tracer) and not bool(jnp.all(gaps >= 0)):
+        intervals = jnp.diff(times[:, 0])
+        if not isinstance(intervals, Tracer) and not bool(jnp.all(intervals >= 0)):
             raise ValueError("A state space runs over sorted times: sort the inputs, and the observations with them.")
-        steps = math.sqrt(2 * self.order + 1) * gaps / self.lengthscale
+        steps = math.sqrt(2 * self.order + 1) * intervals / self.lengthscale
         powers, noises, stationary = _solution(self.order)
-        walk = lambda a: jnp.exp(-a) * sum(a**j * power.astype(a.dtype) for j, power in enumerate(powers))
-        shake = lambda a: sum(_gamma_tail(j + 1, 2 * a) * noise.astype(a.dtype) for j, noise in enumerate(noises))
+        transition = lambda a: jnp.exp(-a) * sum(a**j * power.astype(a.dtype) for j, power in enumerate(powers))
+        step_noise = lambda a: sum(
+            _regularized_gamma(j + 1, 2 * a) * noise.astype(a.dtype) for j, noise in enumerate(noises)
+        )
         size = self.order + 1
         return StateSpace(
-            jax.vmap(walk)(steps),
-            self.variance * jax.vmap(shake)(steps),
+            jax.vmap(transition)(steps),
+            self.variance * jax.vmap(step_noise)(steps),
             jnp.eye(size, dtype=steps.dtype)[0],
             jnp.zeros(size, steps.dtype),
             self.variance * stationary.astype(steps.dtype),
@@ -278,7 +295,8 @@ class Matern52(Matern):
 
 
 def _solution(order: int) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarray]:
-    """The matrices of e^{Na}e^{a} by powers of a; those of the noise by P(j + 1, 2a); and the stationary covariance."""
+    """The coefficients of the solution, all matrices: of aʲ in e^{Na}e^{a}; of P(j + 1, 2a) in the noise of a step; and
+    the stationary covariance."""
     size = order + 1
     shifted = np.eye(size, k=1) + np.eye(size)  # N + I, whose characteristic polynomial is (s + 1)^size
     shifted[-1] -= [math.comb(size, j) for j in range(size)]
@@ -294,8 +312,8 @@ def _solution(order: int) -> tuple[list[np.ndarray], list[np.ndarray], np.ndarra
     return powers, [noise / scale for noise in noises], stationary / scale
 
 
-def _gamma_tail(count: int, b: Array) -> Array:
-    """P(n, b) = 1 − e^{−b} Σ_{k<n} b^k/k!, by its series where that is a difference of close numbers."""
+def _regularized_gamma(count: int, b: Array) -> Array:
+    """P(n, b) = 1 − e^{−b} Σ_{k<n} b^k/k!; by its power series for b < 1.5, where the difference would cancel."""
     terms = 24
     small = jnp.minimum(b, 1.5)
     series = jnp.zeros_like(b)

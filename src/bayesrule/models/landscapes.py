@@ -22,9 +22,14 @@ from jaxtyping import Array, Float
 class Landscape:
     """A function to minimise over the box [`low`, `high`], and where its global minima are.
 
-    `function` takes a point (D,) to a number; `minima` (G, D) are all its global minimisers in the box, to
-    float64's precision, and `value` is what it is worth there. `budget` is how often the benchmark lets a
-    method call it, and `radius` how far the benchmark takes a minimum's niche to reach.
+    Args:
+        name: its name in the benchmark.
+        function: the function of a point (D,).
+        low, high: the corners of the box.
+        minima: all global minimisers in the box, to float64's precision.
+        value: the function's value there.
+        budget: how many evaluations the benchmark allows a method.
+        radius: the radius of a minimum's niche in the benchmark.
 
     >>> himmelblau = landscapes()[2]
     >>> himmelblau.peak_ratio([[3.0, 2.0], [-2.805118, 3.131313], [0.0, 0.0]])
@@ -41,14 +46,14 @@ class Landscape:
     radius: float
 
     def peak_ratio(self, points: Any, accuracy: float = 1e-4) -> float:
-        """The share of the global minima that `points` (..., D) have found.
+        """The fraction of the global minima that are among `points` (..., D), the benchmark's peak ratio.
 
         A minimum x* is found if some point x with |f(x) − f*| ≤ `accuracy` is nearer to it than to any other
         and has ‖x − x*‖ ≤ `radius`. The benchmark does not use the minimisers: it goes through the points from
         the best on, leaves out those within `radius` of one it kept, and counts the kept ones that are accurate.
-        For points in the box and an accuracy of 1e-4 or finer the two counts are one; with a coarser one the
+        For points in the box and an accuracy of 1e-4 or finer the two counts agree; with a coarser one the
         benchmark can count a flat minimum twice, and an accurate point can lie outside its niche. Values are
-        float64's, whatever JAX's precision. Where the function is NaN nothing is found.
+        computed in float64, whatever JAX's default precision. A point where the function is NaN finds nothing.
         """
         x = np.asarray(points, np.float64)
         if x.ndim < 1 or x.shape[-1] != self.low.size:
@@ -111,7 +116,7 @@ def landscapes() -> tuple[Landscape, ...]:
     """The benchmark's smooth closed-form functions, from the one with five minima in 1-D to 36 in 2-D.
 
     Vincent's function in 1-D is not among the competition's twenty problems; its budget is that of the other
-    1-D ones. The benchmark gives 1 as the uneven maxima's best value, which is 1.7e-7 too much.
+    1-D ones. The benchmark states 1 as the best value of the uneven maxima, which is too large by 1.7e-7.
 
     >>> {f.name: len(f.minima) for f in landscapes()}
     {'equal maxima': 5, 'uneven decreasing maxima': 1, 'Himmelblau': 4, 'six-hump camel back': 2, 'Shubert 2-D': 18,
@@ -143,7 +148,7 @@ def _landscape(name: str, function: Callable, low: Any, high: Any, minima: Any, 
     return Landscape(name, function, low, high, minima, *numbers)
 
 
-# Where there is no closed form the digits are those of the gradient's roots, solved for in 40 digits with mpmath.
+# Where there is no closed form, these are the roots of the gradient, computed with mpmath to 40 digits.
 _UNEVEN = ([[0.07969977961179582]], -0.99999982845447246)
 _HIMMELBLAU = [
     [3.0, 2.0],
@@ -172,7 +177,7 @@ def banana(theta: Float[Array, "2"]) -> Float[Array, ""]:
 
 
 def funnel(theta: Float[Array, "2"]) -> Float[Array, ""]:
-    """The second number's variance is the exponential of the first."""
+    """Neal's funnel: the variance of the second coordinate is the exponential of the first."""
     return 0.5 * (theta[0] / 1.35) ** 2 + 0.5 * theta[1] ** 2 * jnp.exp(-theta[0]) + 0.5 * theta[0]
 
 

@@ -15,7 +15,7 @@ from ..families.gaussian.banded import BandedGaussian
 from ..families.gaussian.full import Gaussian
 from ..families.sites.state_space import StateSpace
 from .sequences import sequences
-from .starts.principal import principal
+from .starts.principal import principal_components
 
 _FIRST_PRECISION = 0.1  # of the first state
 
@@ -52,7 +52,7 @@ def linear_gaussian(
         )
     if priors not in ("flat", "default"):
         raise ValueError(f'priors= is "flat" (maximum likelihood) or "default", got {priors!r}.')
-    loadings, noise = principal(np.asarray(rows, float).reshape(-1, rows.shape[2]), states, key)
+    loadings, noise = principal_components(np.asarray(rows, float).reshape(-1, rows.shape[2]), states, key)
     size, outputs = states, rows.shape[2]
     around = lambda mean: Gaussian(mean, jnp.broadcast_to(10 * jnp.eye(size), (len(mean), size, size)))
     blocks: dict[str, Any] = {

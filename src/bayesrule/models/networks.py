@@ -20,12 +20,14 @@ class Network(NamedTuple):
 
 
 class BatchNetwork(NamedTuple):
-    """A network whose examples see each other through batch normalisation.
+    """A network whose examples depend on each other through batch normalisation.
 
-    `statistics` are the running averages to start from; `apply(params, x, statistics, train=True)`
-    takes a batch and returns its outputs and the new averages. `loss(params, batch, statistics, key)`
-    is the cross-entropy of each example of `(x, labels)`, and the new averages, as
-    `Objective.from_batch(network.loss, size=N, aux=network.statistics)` takes it.
+    Args:
+        init: `init(key)` gives the parameters.
+        apply: `apply(params, x, statistics, train=True)` takes a batch and returns its outputs and the new averages.
+        loss: `loss(params, batch, statistics, key)` is the cross-entropy of each example of `(x, labels)`, and the new
+            averages, for `Objective.from_batch(network.loss, size=N, aux=network.statistics)`.
+        statistics: the running averages to start from.
     """
 
     init: Callable[[Key[Array, ""]], PyTree]
@@ -37,12 +39,16 @@ class BatchNetwork(NamedTuple):
 def mlp(
     sizes: Sequence[int], activation: Callable[[Array], Array] = jax.nn.relu, *, normalized: bool = False
 ) -> Network:
-    """A multi-layer perceptron with layers of these sizes, the input's first and the output's last.
+    """A multi-layer perceptron.
 
-    The input is ravelled; the activation stands between layers, not after the last. Weights begin as
-    N(0, 2/inputs) before an activation (He et al., 2015) and N(0, 1/inputs) in the last layer, biases
-    as zeros. With `normalized` a layer's inputs are divided by the root of their number, and its weights begin so much
-    larger: one prior N(0, 1/δ) then serves all layers, whatever their widths.
+    Weights start as N(0, 2/inputs) before an activation (He et al., 2015) and N(0, 1/inputs) in the last layer, biases
+    as zeros. The input is ravelled.
+
+    Args:
+        sizes: the widths of the layers, the input's first and the output's last.
+        activation: the function between layers; there is none after the last.
+        normalized: whether a layer's inputs are divided by the square root of their number, and its weights start so
+            much larger. One prior N(0, 1/δ) is then adequate for layers of all widths.
 
     >>> import jax, jax.numpy as jnp
     >>> network = mlp((4, 8, 3))
@@ -67,7 +73,8 @@ def mlp(
     def apply(params: PyTree, x: Any) -> Array:
         h = _example(x, sizes[0])
         for i in range(len(shapes)):
-            # The inputs are divided, not the weights: a weight that enters as it is has its squares for free.
+            # The inputs are divided and not the weights, so that the layer is a plain product h @ w, whose per-example
+            # squared gradients have a cheap form (curvature/per_example.py).
             h = (activation(h) if i else h) / roots[i] @ params[f"layer{i}"]["w"] + params[f"layer{i}"]["b"]
         return h
 
@@ -75,7 +82,7 @@ def mlp(
 
 
 def with_noise(network: Network, outputs: int) -> Network:
-    """The network with log σ² of each output after its outputs: parameters like the others, for `noisy_nll`.
+    """The network with log σ² of each output appended to its outputs, as further parameters. For `noisy_nll`.
 
     >>> import jax, jax.numpy as jnp
     >>> network = with_noise(mlp((4, 8, 2)), 2)
@@ -95,11 +102,15 @@ def with_noise(network: Network, outputs: int) -> Network:
 def cnn(
     shape: tuple[int, int, int] = (28, 28, 1), channels: Sequence[int] = (16, 32), classes: int = 10, width: int = 3
 ) -> Network:
-    """A small convolutional network: for each number of `channels` a convolution, ReLU and 2×2 max-pooling.
+    """A small convolutional network: convolutions, each with ReLU and 2×2 max-pooling, and a linear layer.
 
-    Then one linear layer to the classes. Images are (height, width, channels); one without the last
-    axis is taken for grey. Kernels are `width`×`width`, padded to keep the image's size. Weights begin
-    as N(0, 2/inputs), and N(0, 1/inputs) in the last layer; biases as zeros.
+    Weights start as N(0, 2/inputs), and N(0, 1/inputs) in the last layer; biases as zeros.
+
+    Args:
+        shape: (height, width, channels) of an image; one without the last axis is read as grey.
+        channels: the number of channels of each convolution.
+        classes: the number of outputs.
+        width: the width of the kernels, which are padded to keep the image's size.
 
     >>> import jax, jax.numpy as jnp
     >>> network = cnn((8, 8, 1), channels=(4,), classes=3)
@@ -131,16 +142,16 @@ def cnn(
         for i in range(len(kernels)):
             layer = params[f"conv{i}"]
             h = h.astype(layer["w"].dtype)
-            # A batch of one: under vmap the batching rule makes this one convolution over all examples.
+            # A batch of one example: under vmap JAX makes this one convolution over all examples.
             h = jax.lax.conv_general_dilated(h, layer["w"], (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-            h = _halved(jax.nn.relu(h + layer["b"]))
+            h = _max_pool(jax.nn.relu(h + layer["b"]))
         return h.reshape(-1) @ params["linear"]["w"] + params["linear"]["b"]
 
     return Network(init, apply)
 
 
-def _halved(h: Float[Array, "B H W C"]) -> Float[Array, "B h w C"]:
-    """The largest of every 2×2 patch (an odd last row or column is left out)."""
+def _max_pool(h: Float[Array, "B H W C"]) -> Float[Array, "B h w C"]:
+    """The maximum of every 2×2 patch; an odd last row or column is dropped."""
     batch, height, width, channels = h.shape
     h = h[:, : height // 2 * 2, : width // 2 * 2]
     return h.reshape(batch, height // 2, 2, width // 2, 2, channels).max(axis=(2, 4))
@@ -161,16 +172,17 @@ def binary_mlp(
 ) -> BatchNetwork | Network:
     """A perceptron whose weights are all ±1, without biases, and ReLU between layers (Meng et al., 2020).
 
-    `init(key)` gives natural parameters for `Bernoulli`: ±`spread` with random signs, as in the published
-    code. What `apply` takes are weights: draws of that q, its mean, or their relaxation.
-
-    With `normalization="batch"` every layer, the last too, is followed by batch normalisation
-    without scale and shift, (h − mean)/√(variance + 1e-4), over the batch in training and by running
-    averages otherwise: new = `momentum`·old + (1 − `momentum`)·batch (biased variances). The
-    network is then one of batches, a `BatchNetwork`. For `predict` fix the averages:
+    `init(key)` gives natural parameters for `Bernoulli`. What `apply` takes are weights: draws of that q, its mean, or
+    their relaxation. For `predict` fix the running averages:
     `lambda params, x: network.apply(params, x[None], statistics, train=False)[0][0]`.
-    With `normalization="fan_in"` each layer's output is divided by √inputs instead, and `apply`
-    takes one example.
+
+    Args:
+        sizes: the widths of the layers, the input's first and the output's last.
+        normalization: "batch": every layer, the last too, is followed by batch normalisation without scale and shift,
+            (h − mean)/√(variance + 1e-4), over the batch in training and by running averages otherwise; the network is
+            a `BatchNetwork`. "fan_in": each layer's output is divided by √inputs, and `apply` takes one example.
+        spread: the natural parameters start at ±`spread` with random signs, as in the published code.
+        momentum: of the running averages, new = `momentum`·old + (1 − `momentum`)·batch (biased variances).
 
     >>> import bayesrule as blr, jax, jax.numpy as jnp
     >>> network = binary_mlp((4, 8, 3))
@@ -202,14 +214,14 @@ def binary_mlp(
     if normalization != "batch":
         raise ValueError(f'normalization is "batch" or "fan_in", got {normalization!r}.')
     if not 0 <= momentum < 1:
-        raise ValueError(f"momentum, the share of the old average that is kept, lies in [0, 1), got {momentum}.")
+        raise ValueError(f"momentum, the weight of the old average, lies in [0, 1), got {momentum}.")
 
     def apply(params: PyTree, x: Any, statistics: PyTree, train: bool = True) -> tuple[Array, PyTree]:
         h, new = jax.vmap(lambda row: _example(row, sizes[0]))(jnp.asarray(x)), {}
         for i in range(len(shapes)):
             name = f"layer{i}"
             h = (jax.nn.relu(h) if i else h) @ params[name]["w"]
-            h, new[name] = _normalized(h, statistics[name], momentum, train)
+            h, new[name] = _batch_normalized(h, statistics[name], momentum, train)
         return h, new
 
     def loss(params: PyTree, batch: tuple[Any, Any], statistics: PyTree, key: Any = None) -> tuple[Array, PyTree]:
@@ -220,16 +232,17 @@ def binary_mlp(
     return BatchNetwork(init, apply, loss, statistics)
 
 
-def _normalized(
+def _batch_normalized(
     h: Float[Array, "B H"], old: dict[str, Array], momentum: float, train: bool
 ) -> tuple[Float[Array, "B H"], dict[str, Array]]:
+    """(h − mean)/√(variance + 1e-4) over the batch in training, else by the running averages; and the new averages."""
     used = {"mean": jnp.mean(h, axis=0), "variance": jnp.var(h, axis=0)} if train else old
     h = (h - used["mean"]) / jnp.sqrt(used["variance"] + 1e-4)
     if not train:
         return h, old
-    # What a relaxed weight does to the averages is no part of the loss.
-    kept = jax.lax.stop_gradient(used)
-    return h, jax.tree.map(lambda o, n: (momentum * o + (1 - momentum) * n).astype(o.dtype), old, kept)
+    # The running averages are not differentiated: how a weight changes them is no part of the loss.
+    batch = jax.lax.stop_gradient(used)
+    return h, jax.tree.map(lambda o, n: (momentum * o + (1 - momentum) * n).astype(o.dtype), old, batch)
 
 
 def softmax_cross_entropy(logits: Float[Array, " K"], label: Any) -> Float[Array, ""]:
@@ -252,14 +265,14 @@ def gaussian_nll(output: Any, target: Any, noise: Any = 1.0) -> Float[Array, ""]
     output, target = jnp.asarray(output), jnp.asarray(target)
     if output.size != target.size:
         raise ValueError(
-            f"The output has shape {output.shape} and the target {target.shape}: they need as many numbers."
+            f"The output has shape {output.shape} and the target {target.shape}: they need the same number of entries."
         )
     error = jnp.ravel(output) - jnp.ravel(target)
     return 0.5 * jnp.sum(error**2 / noise + jnp.log(2 * math.pi * jnp.asarray(noise)))
 
 
 def noisy_nll(output: Float[Array, " 2K"], target: Float[Array, " K"]) -> Float[Array, ""]:
-    """−log N(target | f, σ²) for one example, whose output is f and after it log σ² (`with_noise`).
+    """−log N(target | f, σ²) for one example with the output (f, log σ²) of a network `with_noise`.
 
     >>> import jax.numpy as jnp
     >>> float(noisy_nll(jnp.array([0.0, 0.0]), jnp.array([1.0])))
@@ -280,8 +293,8 @@ def _example(x: Any, size: int) -> Float[Array, " size"]:
     x = jnp.asarray(x)
     if x.size != size:
         raise ValueError(
-            f"The network takes {size} numbers for an example, and an input of shape {x.shape} has {x.size}. A network "
-            "for one example sees a batch through jax.vmap(apply, (None, 0))."
+            f"The network takes {size} numbers for an example, and an input of shape {x.shape} has {x.size}. For a "
+            "batch use jax.vmap(apply, (None, 0))."
         )
     return jnp.ravel(x)
 

@@ -22,23 +22,23 @@ from ..points.gaussian_outputs import output_points
 from ..points.quadrature import Quadrature
 from ..points.sampling import QuasiMonteCarlo
 
-_ORDER = 32  # points of the quadrature over one output
-_DRAWS = 256  # of several outputs
-_ROWS = 1 << 14  # that are predicted at a time
+_ORDER = 32  # nodes of the quadrature over one output
+_DRAWS = 256  # quasi-random points over several outputs
+_ROWS = 1 << 14  # rows that are predicted at a time
 
 
 def scores(params: PyTree, x: Float[Array, " D"]) -> Array:
-    """f = wᵀx + b: one number, or one for each column of w. Without "b" there is no intercept."""
+    """f = wᵀx + b: one score, or one for each column of w. Without "b" there is no intercept."""
     return x @ params["w"] + params.get("b", 0.0)
 
 
 def with_one(x: Float[Array, " D"]) -> Float[Array, " D+1"]:
-    """The features that all scores share: 1 for the intercept, which comes first in the ravelled parameters, and x."""
+    """(1, x), the features that all scores share; 1 comes first, as "b" does in the ravelled parameters."""
     return jnp.concatenate([jnp.ones(1, x.dtype), x])
 
 
-def as_it_is(x: Float[Array, " D"]) -> Float[Array, " D"]:
-    """The features of scores without an intercept."""
+def without_one(x: Float[Array, " D"]) -> Float[Array, " D"]:
+    """x itself: the features of scores without an intercept."""
     return x
 
 
@@ -48,7 +48,7 @@ def logistic(f: Array, y: Any) -> Array:
 
 
 def softmax(f: Float[Array, " K-1"], y: Any) -> Array:
-    """−log p(y | f) of one of K classes, whose scores are the `contrasts` of K − 1 numbers."""
+    """−log p(y | f) of one of K classes, whose scores are K − 1 numbers times the `contrasts`."""
     return jax.nn.logsumexp(classes(f)) - classes(f)[y]
 
 
@@ -58,12 +58,15 @@ def poisson(f: Array, y: Any) -> Array:
 
 
 def contrasts(classes: int) -> Float[np.ndarray, "K K-1"]:
-    """Orthonormal columns that sum to zero: every direction of the scores has an effect, and none is preferred.
+    """Orthonormal columns that sum to zero, by which K − 1 numbers become the scores of K classes.
+
+    A constant added to all scores has no effect on a softmax, so that K free scores would have a direction that the
+    data do not determine. Without it all directions matter, and an isotropic prior treats the classes alike.
 
     >>> contrasts(3).T @ contrasts(3)
     array([[1., 0.], [0., 1.]])
     """
-    # Helmert's, which SciPy has in rows.
+    # These are the rows of Helmert's matrix.
     from scipy.linalg import helmert
 
     return helmert(classes).T
@@ -78,38 +81,45 @@ LOSSES = {"logistic": logistic, "softmax": softmax, "poisson": poisson}
 
 
 def regression(kind: str, size: Any, regularizer: Any = None, *, intercept: bool = True) -> Objective:
-    """The objective of a generalised linear model: "logistic", "softmax" or "poisson", for examples (x, y).
+    """The objective of a generalised linear model, for examples (x, y).
+
+    Args:
+        kind: "logistic", "softmax" or "poisson".
+        size: N, the number of examples.
+        regularizer: as for `Objective`.
+        intercept: whether the parameters have an intercept "b".
 
     >>> import bayesrule as blr, jax.numpy as jnp
-    >>> objective = regression("logistic", 4, {"w": 1.0, "b": 0.0})                   # an intercept that is left alone
+    >>> objective = regression("logistic", 4, {"w": 1.0, "b": 0.0})                   # no prior on the intercept
     >>> x, y = jnp.array([[-2.0], [-1.0], [1.0], [2.0]]), jnp.array([0.0, 1.0, 0.0, 1.0])
     >>> result = blr.fit(blr.laplace(), objective, zeros(1), (x, y), steps=20, tolerance=1e-6)
     >>> round(float(result.q.mean["w"][0]), 3)
     0.291
     """
-    several = with_one if intercept else as_it_is
-    linear = several if kind == "softmax" else True
+    features = with_one if intercept else without_one
+    linear = features if kind == "softmax" else True
     return Objective(LOSSES[kind], output=scores, linear=linear, size=size, regularizer=regularizer)
 
 
-def strength(hyper: PyTree) -> PyTree:
-    """The regularizer of these models: a precision for the weights, nothing for the intercept."""
+def weight_precision(hyper: PyTree) -> PyTree:
+    """The regularizer of a model with hyper-parameters: a precision for the weights, none for the intercept."""
     return {"w": hyper["w"], "b": 0.0}
 
 
-def strength_alone(hyper: PyTree) -> PyTree:
-    """The same without an intercept."""
+def weight_precision_only(hyper: PyTree) -> PyTree:
+    """The same for a model without an intercept."""
     return {"w": hyper["w"]}
 
 
-def wide(hyper: PyTree) -> Array:
-    """A weak belief about the weights' deviation σ = α^{−½}: half a Student t, of three degrees of freedom.
+def weak_prior(hyper: PyTree) -> Array:
+    """The log density, up to a constant, of a weak prior on the weights' standard deviation σ = α^{−½}.
 
-    It is 2.5 units wide: a unit moves f by 1 where a feature moves by its own deviation (Gelman et al., 2008). Classes
-    that can be separated are the more probable the larger the weights: without it nothing would stop α on its way to 0.
+    It is a half Student t with three degrees of freedom and scale 2.5 units, where a weight of one unit changes f by 1
+    if its feature changes by one standard deviation (Gelman et al., 2008). For classes that can be separated the
+    evidence grows with σ without bound, and empirical Bayes would let α go to 0 without it.
     """
-    deviation = hyper["w"] ** -0.5
-    return -2 * jnp.log1p(deviation**2 / (3 * (2.5 * hyper["unit"]) ** 2))
+    std = hyper["w"] ** -0.5
+    return -2 * jnp.log1p(std**2 / (3 * (2.5 * hyper["unit"]) ** 2))
 
 
 def zeros(features: int, outputs: int | None = None, *, intercept: bool = True) -> PyTree:
@@ -124,10 +134,10 @@ def zeros(features: int, outputs: int | None = None, *, intercept: bool = True) 
 
 @jax.jit
 def outputs(q: Any, x: Float[Array, "N D"]) -> tuple[Array, Array]:
-    """The mean of every row's f, and its variance (covariance where there are several)."""
+    """The mean of every row's f under q, and its variance, or covariance where f has several entries."""
     center = jax.vmap(partial(scores, q.mean))(x)
     if center.ndim == 2 and isinstance(q, Gaussian):
-        features = jax.vmap(with_one if "b" in q.mean else as_it_is)(x)
+        features = jax.vmap(with_one if "b" in q.mean else without_one)(x)
         return center, q.output_covariance(SharedFeatures(features, q.mean))
     jacobian = jax.vmap(jax.jacrev(lambda params, row: jnp.atleast_1d(scores(params, row))), (None, 0))(q.mean, x)
     covariance = q.output_covariance(jacobian)
@@ -136,19 +146,19 @@ def outputs(q: Any, x: Float[Array, "N D"]) -> tuple[Array, Array]:
 
 @partial(jax.jit, static_argnames="kind")
 def predictive(q: Any, x: Float[Array, "N D"], kind: str) -> tuple[Array, Array]:
-    """E[y] (of a class: every class's probability) and the variance of y, f averaged over q.
+    """The predictive mean of y (for classes: every class's probability) and variance, averaged over f under q.
 
-    Exact for counts, by quadrature for one score, over draws of the scores (the same noise for every row) for several.
+    Exact for counts, by quadrature for one score, and by quasi-random points for several.
     """
-    center, spread = outputs(q, x)
+    center, covariance = outputs(q, x)
     if kind == "poisson":
-        mean = jnp.exp(center + 0.5 * spread)
-        return mean, mean + mean**2 * jnp.expm1(spread)
+        mean = jnp.exp(center + 0.5 * covariance)
+        return mean, mean + mean**2 * jnp.expm1(covariance)
     if kind == "logistic":
-        f, weights = _points(Quadrature(_ORDER), center, spread)
+        f, weights = _points(Quadrature(_ORDER), center, covariance)
         mean = weights @ jax.nn.sigmoid(f)
         return mean, mean * (1 - mean)
-    f, weights = _points(QuasiMonteCarlo(_DRAWS), center, spread)
+    f, weights = _points(QuasiMonteCarlo(_DRAWS), center, covariance)
     mean = jnp.tensordot(weights, jax.nn.softmax(classes(f)), axes=1)
     return mean, mean * (1 - mean)
 
@@ -156,8 +166,8 @@ def predictive(q: Any, x: Float[Array, "N D"], kind: str) -> tuple[Array, Array]
 @partial(jax.jit, static_argnames="kind")
 def log_predictive(q: Any, x: Float[Array, "N D"], y: Float[Array, " N"], kind: str) -> Float[Array, " N"]:
     """log E_q p(y | f) for every row of a model with one score, by quadrature."""
-    center, spread = outputs(q, x)
-    f, weights = _points(Quadrature(_ORDER), center, spread)
+    center, variance = outputs(q, x)
+    f, weights = _points(Quadrature(_ORDER), center, variance)
     log_likelihoods = -jax.vmap(lambda row: jax.vmap(LOSSES[kind])(row, y))(f)
     return jax.nn.logsumexp(log_likelihoods, axis=0, b=weights[:, None])
 
@@ -168,18 +178,18 @@ def _points(points: Points, center: Array, covariance: Array) -> tuple[Array, Ar
     return output_points(center, covariance, noise), weights.astype(center.dtype)
 
 
-def in_blocks(function: Any, q: Any, x: Float[np.ndarray, "N D"], *options: Any) -> tuple[np.ndarray, ...]:
-    """function(q, rows, …) for all rows: in blocks of few sizes, so that memory is bounded and little is compiled."""
+def map_rows(function: Any, q: Any, x: Float[np.ndarray, "N D"], *options: Any) -> tuple[np.ndarray, ...]:
+    """function(q, rows, …) for all rows, in padded chunks of few sizes: bounded memory, and few programs to compile."""
 
-    def block(part: np.ndarray) -> tuple[np.ndarray, ...]:
+    def chunk(part: np.ndarray) -> tuple[np.ndarray, ...]:
         rows = pad(part, min(_ROWS, power_of_two(len(part), 32)))
         return tuple(np.asarray(value)[: len(part)] for value in function(q, rows, *options))
 
-    return map_chunks(block, x, _ROWS)
+    return map_chunks(chunk, x, _ROWS)
 
 
-def drawn(q: Any, x: Float[Array, "N D"], count: int, key: Any) -> Array:
-    """f for every row under draws from q, (count, N, …): a draw has the same weights for all rows."""
+def draw_scores(q: Any, x: Float[Array, "N D"], count: int, key: Any) -> Array:
+    """f for every row under draws of the parameters from q, (count, N, …); all rows have a draw in common."""
     params = q.sample(key, (count,))
     return jax.vmap(lambda params: scores(params, x))(params)
 
@@ -187,8 +197,11 @@ def drawn(q: Any, x: Float[Array, "N D"], count: int, key: Any) -> Array:
 # A posterior over other features, or in other units.
 
 
-def narrowed(q: Any, features: int) -> Any:
-    """q without the weights of columns of zeros, which stay at the prior, independent of the others, and are last."""
+def without_padding(q: Any, features: int) -> Any:
+    """q without the weights of padded columns, which come last.
+
+    Their features are 0 in all rows, so that under q they have the prior and are independent of the others.
+    """
     if not isinstance(q, Gaussian | DiagonalGaussian) or q.mean["w"].shape[0] == features:
         return q
     mean = {**q.mean, "w": q.mean["w"][:features]}
@@ -199,7 +212,7 @@ def narrowed(q: Any, features: int) -> Any:
 
 
 def rescaled(q: Any, scale: float) -> Any:
-    """q over the same parameters times a scale."""
+    """The distribution of the parameters times `scale`."""
     mean = jax.tree.map(lambda m: scale * m, q.mean)
     precision = jax.tree.map(lambda s: s / scale**2, q.precision)
     return eqx.tree_at(lambda q: (q.mean, q.precision), q, (mean, precision))

@@ -1,4 +1,8 @@
-"""Ridge regression, y ∼ N(wᵀx + b, 1/β) with w ∼ N(0, 1/α): the whole data is one message, of few rows."""
+"""Ridge regression, y ∼ N(wᵀx + b, 1/β) with w ∼ N(0, 1/α): the likelihood of all rows is one message.
+
+The message depends on the rows only through their sums of squares, so N rows are replaced by the at most D + 1 rows of
+a triangular factor.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +15,14 @@ from jaxtyping import Array, Float, PyTree
 
 from ..objectives.objective import Objective
 
-_BLOCK = 1 << 16  # rows that are reduced at a time
+_CHUNK = 1 << 16  # rows that are reduced at a time
 
 
 class Rows(NamedTuple):
-    """All that the model asks of rows (x, y): their number, their means, and R of a QR decomposition of what is left.
+    """Sufficient statistics of rows (x, y): their weight, their means, and R of a QR decomposition around the means.
 
-    RᵀR is the sum of squares around the means, without their squared rounding errors, or those of large means.
+    RᵀR is the matrix of sums of squares around the means. R is computed from the rows themselves: it has the rounding
+    error of the rows, and not that of their squares, and large means do not cancel.
     """
 
     size: float
@@ -25,7 +30,7 @@ class Rows(NamedTuple):
     triangle: Float[np.ndarray, "R D+1"]
 
 
-def rows_of(
+def reduce_rows(
     x: Float[np.ndarray, "N D"],
     y: Float[np.ndarray, " N"],
     weights: Float[np.ndarray, " N"],
@@ -33,50 +38,62 @@ def rows_of(
     *,
     centered: bool = True,
 ) -> Rows:
-    """The weighted rows, and those `before` them: data may come in parts. Without `centered` the means are 0.
+    """Reduce weighted rows, and those of earlier parts of the data, to `Rows`.
 
-    >>> r = rows_of(np.array([[1.0], [2.0]]), np.array([1.0, 3.0]), np.ones(2)).triangle
+    Args:
+        x: the features.
+        y: the targets.
+        weights: how many times each row counts.
+        before: the `Rows` of earlier parts, if the data come in parts.
+        centered: whether to subtract the means; else they are 0, for a model without an intercept.
+
+    >>> r = reduce_rows(np.array([[1.0], [2.0]]), np.array([1.0, 3.0]), np.ones(2)).triangle
     >>> (r.T @ r).round(6).tolist()
     [[0.5, 1.0], [1.0, 2.0]]
     """
-    for first in range(0, len(x), _BLOCK):
-        part = slice(first, first + _BLOCK)
-        block, each = np.column_stack([x[part], y[part]]), weights[part]
-        size = float(each.sum())
+    for first in range(0, len(x), _CHUNK):
+        part = slice(first, first + _CHUNK)
+        block, weight = np.column_stack([x[part], y[part]]), weights[part]
+        size = float(weight.sum())
         if size == 0:
             continue
-        mean = each @ block / size if centered else np.zeros(block.shape[1])
-        stack = [np.sqrt(each)[:, None] * (block - mean)]
+        mean = weight @ block / size if centered else np.zeros(block.shape[1])
+        stack = [np.sqrt(weight)[:, None] * (block - mean)]
         if before is not None:
+            # Two groups around their own means are one group around the common mean with one more row, the scaled
+            # difference of the means.
             gap = math.sqrt(before.size * size / (before.size + size)) * (mean - before.mean)
             stack = [before.triangle, gap[None], *stack]
             mean = before.mean + size / (before.size + size) * (mean - before.mean)
             size += before.size
         before = Rows(size, mean, np.asarray(np.linalg.qr(np.vstack(stack), mode="r")))
-    assert before is not None  # there is at least one row that counts
+    assert before is not None  # at least one row has a weight above 0
     return before
 
 
 def scores(params: PyTree, row: Float[Array, " D+1"]) -> Array:
-    """wᵀx + b·c for a row (c, x)."""
+    """wᵀx + b·c for a row (c, x): c is 1 in an ordinary row, and another number in a row of R."""
     return row[1:] @ params["w"] + row[0] * params.get("b", 0.0)
 
 
 def squares(f: Array, y: Array) -> Array:
-    """½(y − f)²: minus log N(y; f, 1) but for its constant."""
+    """½(y − f)² = −log N(y | f, 1) up to a constant."""
     return 0.5 * (y - f) ** 2
 
 
 def ridge(rows: int, regularizer: Any = None) -> Objective:
-    """The objective of unit noise, for rows ((c, x), y): a weight of β makes the noise 1/β."""
+    """The objective for rows ((c, x), y) with noise variance 1; a weight of β makes it 1/β."""
     return Objective(squares, output=scores, linear=True, size=rows, regularizer=regularizer)
 
 
-def noisy(hyper: PyTree, message: PyTree) -> tuple[PyTree, Array]:
-    """The message and the constant of noise 1/β, for `conjugate_evidence`.
+def with_noise_precision(hyper: PyTree, message: PyTree) -> tuple[PyTree, Array]:
+    r"""The message of the data for noise 1/β, and the constant of their log-likelihood, for empirical Bayes.
 
-    `message` is the one of unit noise with `size` N and `squares` yᵀy, which go into the constant. A scale of the
-    message is a scale of the precision: $β\\tildeλ_1$, and $½N\\log(β/2π) − ½βy^⊤y$.
+    The log-likelihood is $β⟨\tildeλ_1, T(w)⟩ + ½N\log(β/2π) − ½βy^⊤y$ with $\tildeλ_1$ the message for noise 1.
+
+    Args:
+        hyper: the hyper-parameters, of which "noise" is β.
+        message: ($\tildeλ_1$, N, yᵀy).
     """
     natural, size, total = message
     precision = hyper["noise"]

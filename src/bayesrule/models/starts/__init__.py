@@ -1,1 +1,1 @@
-"""Starting points of models: clusters, principal axes."""
+"""Where models start: clusters for mixtures and hidden Markov models, principal components for latent variables."""

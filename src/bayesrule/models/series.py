@@ -1,0 +1,3 @@
+"""The former name of `sequences`."""
+
+from .sequences import sequences as sequences
