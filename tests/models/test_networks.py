@@ -161,7 +161,7 @@ def test_cnn_learns_with_a_recipe():
         (lambda: cnn((4, 4, 1), channels=(2, 2, 2)), "fewer channels"),
         (lambda: binary_mlp((3, 2), normalization="layer"), '"batch" or "fan_in"'),
         (lambda: binary_mlp((3, 2), momentum=1.0), r"\[0, 1\)"),
-        (lambda: gaussian_nll(jnp.ones(2), jnp.ones(3)), "as many numbers"),
+        (lambda: gaussian_nll(jnp.ones(2), jnp.ones(3)), "the same number of entries"),
     ],
 )
 def test_errors_say_what_to_do(call, words):
