@@ -16,7 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 import bayesrule as blr
 from bayesrule.estimators import LogisticRegression, PoissonRegression, RidgeRegression
-from bayesrule.models.regression import wide
+from bayesrule.models.regression import weak_prior
 
 
 @parametrize_with_checks([RidgeRegression(), LogisticRegression(recipe="laplace")])
@@ -151,7 +151,7 @@ def test_the_strength_is_a_maximum_of_the_bound():
     X = X[:, :6]
     model = LogisticRegression().fit(X, y)
     others = [LogisticRegression(prior_precision=factor * model.prior_precision_).fit(X, y) for factor in (0.8, 1.25)]
-    believed = lambda one: one.bound_ + float(wide({"w": one.prior_precision_, "unit": 1.0}))
+    believed = lambda one: one.bound_ + float(weak_prior({"w": one.prior_precision_, "unit": 1.0}))
     assert all(believed(other) < believed(model) for other in others)
 
 
