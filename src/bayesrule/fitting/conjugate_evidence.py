@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from ..families.base import ExponentialFamily
 from ..objectives.regularizers import Regularizer, as_regularizer
 from ..steps.step import Step
 from .maximize import maximize
@@ -24,7 +25,7 @@ _WITHIN = 1e6  # how far a hyper-parameter may go in one search, as a factor
 
 
 @jax.jit
-def likelihood_message(regularizer: Regularizer, q: Any) -> PyTree:
+def likelihood_message(regularizer: Regularizer, q: ExponentialFamily) -> PyTree:
     r"""The likelihood's message $\tildeλ = λ − λ_0$: q's natural parameter without the prior's part."""
     return jax.tree.map(jnp.subtract, q.natural(), _prior_natural(regularizer, q))
 
@@ -32,7 +33,7 @@ def likelihood_message(regularizer: Regularizer, q: Any) -> PyTree:
 def conjugate_evidence(
     prior: Callable[[PyTree], Any],
     hyper: PyTree,
-    q: Any,
+    q: ExponentialFamily,
     message: PyTree,
     likelihood: Callable[[PyTree, PyTree], tuple[PyTree, Array]] | None = None,
     *,
@@ -59,7 +60,7 @@ def conjugate_evidence(
     return best.hyper, best.value
 
 
-def _prior_natural(regularizer: Regularizer, q: Any) -> PyTree:
+def _prior_natural(regularizer: Regularizer, q: ExponentialFamily) -> PyTree:
     """λ₀: what the prior adds to λ, the negative of its part of ∇_μ E_q ℓ̄."""
     gradient, curvature = regularizer.derivatives(q)
     return jax.tree.map(jnp.negative, q.natural_step(Step(gradient, curvature, 1.0, 1.0, 1.0)))
@@ -67,7 +68,7 @@ def _prior_natural(regularizer: Regularizer, q: Any) -> PyTree:
 
 @partial(jax.jit, static_argnames=("prior", "likelihood", "belief"))
 def _log_evidence(
-    q: Any, message: PyTree, log_hyper: PyTree, prior: Any, likelihood: Any, belief: Any
+    q: ExponentialFamily, message: PyTree, log_hyper: PyTree, prior: Any, likelihood: Any, belief: Any
 ) -> tuple[Array, PyTree]:
     r"""log Z(η) and its gradient in log η.
 

@@ -120,10 +120,10 @@ def iterate(
         code = _code(info, streak >= patience)
         place = state.count - first
         trace = {name: values.at[place].set(getattr(info, name)) for name, values in trace.items()}
-        taken = info.finite & info.inside
+        accepted = info.finite & info.inside
         if restore:
-            new = jax.tree.map(lambda n, o: jnp.where(taken, n, o), new, state)
-        new = dataclasses.replace(new, count=jnp.where(taken, new.count, state.count))
+            new = jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new, state)
+        new = dataclasses.replace(new, count=jnp.where(accepted, new.count, state.count))
         return Carry(new, order, trace, code, streak), measured
 
     return jax.lax.while_loop(unfinished, body, (carry, measured))[0]
