@@ -1,4 +1,9 @@
-"""What a family must offer, and everything that follows from its log-partition function A(λ)."""
+"""The contract of a family q(θ), and all that follows from an exponential family's log-partition function A(λ).
+
+The rule measures derivatives of the loss and forms a `Step`; `Family.moved` takes it. A family is an immutable pytree,
+so `jax.jit`, `vmap`, `scan` and `grad` work on its members. To add one, subclass `ExponentialFamily` (four methods and
+a `ranks`; an example is in its docstring) or, for a q that is no exponential family, `Family`.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +30,29 @@ Q = TypeVar("Q", bound="Family")
 
 
 class Family(eqx.Module):
-    """A distribution q(θ) that the rule can move. θ is any pytree; fields are arrays or static."""
+    """A distribution q(θ) that the rule can move.
+
+    θ is any pytree. Fields are arrays, pytrees of arrays, or static; a member never changes, a step makes a new one. A
+    subclass must give `sample`, `log_prob`, `entropy`, `inside`, `moved` and, if `fit` is to stop by a tolerance,
+    `decrement(step)`. The other methods have defaults that suit families without a latent variable.
+    """
 
     label: ClassVar[str] = "Family"
-    """How Table 1 names it."""
+    """The family's name in Table 1."""
     meaning: ClassVar[str] = "q(θ) = h(θ) exp[⟨λ, T(θ)⟩ − A(λ)]  (section 1.2)"
+    """The density and λ, as a formula for the printed derivation."""
     update: ClassVar[str] = "λ ← (1 − ρτ)λ − ρ ∇_μ E_q[ℓ̄ + τ log h]  (eq:bayes_learn_rule)"
     """The rule in the family's own coordinates, as a formula for the printed derivation."""
     needs: ClassVar[tuple[Need, ...]] = ()
     """What it needs of the other pieces of a rule."""
     elementwise: ClassVar[bool] = False
-    """Whether every entry of θ has parameters, and a step, of its own."""
+    """Whether each entry of θ has its own parameters, so that a step treats the entries separately."""
     separate_rates: ClassVar[bool] = False
-    """Whether a step may have two rates, one for a mean and one for a precision."""
+    """Whether a step may have two rates, one for the mean and one for the precision."""
     symmetric: ClassVar[bool] = False
-    """Whether q is the same on either side of its mean."""
+    """Whether q(mean + d) = q(mean − d), which antithetic samples need."""
     is_mixture: ClassVar[bool] = False
-    """Whether it is a mixture, whose components take a step each."""
+    """Whether q is a mixture, whose components each take a step of their own."""
 
     @classmethod
     def update_with(cls, part: type[Family]) -> str:
@@ -50,74 +61,170 @@ class Family(eqx.Module):
 
     @classmethod
     def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:
-        """The member that an algorithm starts from, given bare parameters."""
-        raise ValueError(f"Bare parameters do not say which {cls.__name__} to start from: pass a member of the family.")
+        """Make the member that an algorithm starts from, given bare parameters.
 
-    @property
-    def gaussian(self) -> Any:
-        """What a regularizer, differentiated at a mean, sees of q: the Gaussian in it, else q itself."""
-        return self
+        Called by `Start.start`, hence by `rule.init(params)`, if the user passes parameters and not a member. Families
+        that have no natural member around a θ leave the default, which raises an error.
 
-    def to_step_terms(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
-        """A point's derivatives in θ as the step takes them; `factors` is ∂θ/∂μ where the points give it."""
-        if factors is None:
-            return gradient, curvature
-        return jax.tree.map(jnp.multiply, gradient, factors), curvature
-
-    def with_scaled_precision(self, factor: Any) -> Self:
-        """The same q with its precision times a number."""
+        Args:
+            params: θ, a pytree of floating arrays, which becomes the mean (or λ, where θ is discrete).
+            precision: the initial precision S₀, a number or a pytree like `params`.
+            choices: further arguments of this family's constructor, from `Start`.
+        """
         raise ValueError(
-            f"A {type(self).__name__} has no precision to rescale, so its temperature is one number, not a schedule."
+            f"Bare parameters do not determine which {cls.__name__} to start from: pass a member of the family."
         )
 
-    def from_gaussian_terms(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
-        """Derivatives in the terms of `gaussian`, as the step takes them."""
-        return gradient, curvature
+    # The distribution.
 
     @abstractmethod
     def sample(self, key: Key, shape: tuple[int, ...] = ()) -> PyTree:
-        """Draws of θ with leading axes `shape`, then the family's batch axes."""
+        """Draw values of θ.
+
+        Called by Monte Carlo points, and by users. It must be differentiable in the parameters where the family says
+        `reparameterized`.
+
+        Args:
+            key: consumed; must not be used again.
+            shape: leading axes of independent draws.
+
+        Returns:
+            θ, each leaf with the axes `shape`, then the family's batch axes, then the leaf's own.
+        """
 
     @abstractmethod
     def log_prob(self, theta: PyTree) -> Float[Array, "..."]:
-        """log q(θ), over any leading axes of θ."""
+        """log q(θ), with all constants.
+
+        Args:
+            theta: any leading axes, then the batch axes, then the event's.
+
+        Returns:
+            One value for each leading and batch index.
+        """
 
     @abstractmethod
     def entropy(self) -> Float[Array, "..."]:
-        """H(q) = −E_q log q(θ)."""
+        """H(q) = −E_q log q(θ), with all constants, one value for each batch element; part of every bound."""
+
+    @abstractmethod
+    def inside(self) -> Bool[Array, "..."]:
+        """Whether the parameters lie in the open set Ω where q is a distribution, for each batch element.
+
+        Called by guards on a member that `moved` made, which may have NaN in it; those are outside.
+        """
+
+    def proper(self) -> Bool[Array, "..."]:
+        """Whether the precision alone is positive definite; the same as `inside` for families without one.
+
+        Called by the `Retraction` guard, to report whether the plain step would have left Ω.
+        """
+        return self.inside()
+
+    # Latent variables: q(θ) = ∫ q(θ | z) q(z) dz, where the rule moves the joint q(θ, z).
 
     def joint_entropy(self) -> Float[Array, "..."]:
-        """H(q(θ, z)), where θ is drawn by way of a z (which component, which scale): what needs no points."""
+        """H(q(θ, z)) = H(q(z)) + E_z H(q(θ | z)); the entropy where there is no latent variable z.
+
+        Called for the bound, where it has a closed form and the entropy of θ alone has none: with the loss ℓ̄ − τ log
+        q(z | θ) it gives the same bound.
+        """
         return self.entropy()
 
     def latent_correction(self, theta: PyTree) -> tuple[Array, PyTree, Any] | None:
-        """−log q(z | θ) and its derivatives in θ, on average over z; None where θ is drawn without one.
+        """The part of log q(θ) that `moved` does not take into account, and its derivatives in θ.
 
-        log q(θ) = log q(θ | z) + log q(z) − log q(z | θ), and the first of these is what `moved` knows of: so a step
-        on ℓ̄ + τ log q is one on ℓ̄ − τ log q(z | θ).
+        log q(θ) = log q(θ | z) + log q(z) − log q(z | θ). The first term gives the decay in `moved`, and the second
+        does not depend on θ. So a step on ℓ̄ + τ log q(θ) is a step on the loss ℓ̄ − τ log q(z | θ).
+
+        Called at every point θ, before the average over points.
+
+        Args:
+            theta: one point.
+
+        Returns:
+            The value of −log q(z | θ), averaged over z, its gradient and its curvature, both in the step's terms; None
+            where there is no latent variable.
         """
         return None
 
     @property
-    def component_prototype(self) -> Any:
-        """Who takes the steps: itself, or the first of a mixture's components, which are all alike."""
+    def component_prototype(self) -> Family:
+        """The family whose step it is: this one, or the first component of a mixture, which stands for all of them."""
         return self
+
+    # The rule.
+
+    @property
+    def gaussian(self) -> Any:
+        """The Gaussian that regularizers are differentiated for: one with the mean and covariance of q, the slab of a
+        spike-and-slab, or q itself."""
+        return self
+
+    def to_step_terms(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
+        """Convert the derivatives of the loss at one point into the terms of this family's step.
+
+        Called at every point θ, before the average over points. For a Gaussian nothing is to be done: E_q∇ℓ̄ and
+        E_q∇²ℓ̄ are the step's terms. A Student-t weights the curvature by E[w | θ], a skew-Gaussian adds E[u | θ]∇ℓ̄, a
+        relaxed Bernoulli multiplies the gradient by ∂θ/∂μ.
+
+        Args:
+            gradient: ∇ℓ̄(θ), in the shape of θ.
+            curvature: the curvature at θ in the family's structure, or None.
+            theta: the point.
+            factors: what the points know of θ's dependence on q: ∂θ/∂μ of a relaxed sample, the mask weights of
+                dropout; None for other points.
+
+        Returns:
+            The gradient and the curvature, whose averages over the points the `Step` holds.
+        """
+        if factors is None:
+            return gradient, curvature
+        return jax.tree.map(jnp.multiply, gradient, factors), curvature
+
+    def from_gaussian_terms(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
+        """Convert a regularizer's derivatives, taken for `gaussian`, into the terms of this family's step.
+
+        Called once a step: the regularizer is never sampled, so it does not pass through `to_step_terms`.
+
+        Args:
+            gradient: E∇R under `gaussian`, in the shape of θ; None if there is no regularizer.
+            curvature: E∇²R in the family's structure, or None.
+        """
+        return gradient, curvature
 
     @abstractmethod
     def moved(self, step: Step) -> Self:
-        """q after one step of the rule: the only place where coordinates change."""
+        """The member after one step of the rule; the only place where a family's parameters change.
+
+        Called by the guards, perhaps several times in one step with shortened steps. It must not check whether the
+        result lies in Ω: that is for `inside` and the guard.
+
+        Args:
+            step: the measured derivatives, the rates ρ and the temperature τ, and perhaps momentum. The docstring of
+                `Step` has the update that is asked for.
+
+        Returns:
+            A member of the same structure, shapes and dtypes.
+        """
 
     def added(self, first: Any, second: Any) -> Any:
-        """The sum of two curvatures in this family's terms; None where it takes none."""
+        """The sum of two curvatures, in the family's structure; None where its step takes no curvature.
+
+        Called to add a regularizer's curvature, and the latent correction's, to the measured one.
+        """
         return None
 
-    @abstractmethod
-    def inside(self) -> Bool[Array, "..."]:
-        """Whether the parameters lie in the open set Ω where q is a distribution."""
+    def with_scaled_precision(self, factor: Any) -> Self:
+        """The same q with its precision multiplied by a number.
 
-    def proper(self) -> Bool[Array, "..."]:
-        """`inside`, as far as a Gaussian's precision goes."""
-        return self.inside()
+        Called when the temperature follows a schedule: the posterior at temperature τ has the precision of the one at 1
+        divided by τ, so q is rescaled before the step.
+        """
+        raise ValueError(
+            f"A {type(self).__name__} has no precision to rescale when the temperature changes: give temperature= as "
+            "one number, not as a schedule."
+        )
 
 
 class ExponentialFamily(Family):
@@ -126,11 +233,20 @@ class ExponentialFamily(Family):
     A new family gives `statistics` T, `log_partition` A, `log_base` log h (if not 0) and `sample`;
     everything else follows by differentiation and may be overridden for speed or stability.
     A family that stores λ needs nothing more: one field is λ, several are a tuple. One that stores
-    friendlier parameters also gives `natural` and `from_natural`.
+    other parameters also gives `natural` and `from_natural`.
 
-    λ and μ are pytrees of one shape. `ranks` gives the number of axes of each leaf that belong to
-    one distribution (0 a scalar, 1 a vector, 2 a *symmetric* matrix); axes before them are a
-    batch. Without `ranks` there is no batch: a leaf is one event whole.
+    λ and μ are pytrees of one shape. `ranks` has a number for each leaf of λ, in order: how many of its last axes
+    belong to one distribution (0 a scalar, 1 a vector, 2 a *symmetric* matrix). The axes before them are a batch of
+    independent distributions, the same for all leaves::
+
+        Gaussian.ranks = (1, 2), and λ = (Sm, −½S) of five Gaussians over R³:
+
+            Sm    (5, 3)         −½S   (5, 3, 3)
+                   │  └ rank 1          │  └──┴ rank 2, symmetric
+                   └─── batch ──────────┘
+
+    `log_partition`, `log_prob`, `entropy`, `kl` then have the shape (5,). Without `ranks` there is no batch: all axes
+    of all leaves belong to one distribution.
 
     >>> import jax.numpy as jnp, jax
     >>> class Exponential(ExponentialFamily):
@@ -147,10 +263,11 @@ class ExponentialFamily(Family):
 
     label: ClassVar[str] = "Exponential family"
     ranks: ClassVar[tuple[int, ...] | None] = None
+    """How many of the last axes of each leaf of λ belong to one distribution (see above)."""
     unbatchable: ClassVar[bool] = False
-    """Whether its arrays have fixed numbers of axes, so that there are no plates and no member for each row."""
+    """Whether the arrays cannot have batch axes, so that a model can have neither plates nor a member for each row."""
     prior_is_base_measure: ClassVar[bool] = False
-    """Whether a prior is the base measure, and densities and the entropy are relative to it."""
+    """Whether a prior is the base measure h, so that densities and the entropy are relative to it."""
     reparameterized: ClassVar[bool] = False
     """Whether `sample` is differentiable in the parameters (explicitly or implicitly)."""
 
@@ -158,39 +275,64 @@ class ExponentialFamily(Family):
 
     @abstractmethod
     def statistics(self, theta: PyTree) -> PyTree:
-        """T(θ), in the shape of λ (with θ's leading axes)."""
+        """T(θ), the sufficient statistics.
+
+        Args:
+            theta: any leading axes, then the batch axes, then the event's.
+
+        Returns:
+            A pytree like λ, each leaf with θ's leading axes in front.
+        """
 
     @abstractmethod
     def log_partition(self, natural: PyTree) -> Float[Array, "..."]:
-        """A(λ), one value for each batch element."""
+        """A(λ) = log ∫ h(θ) exp⟨λ, T(θ)⟩ dθ, one value for each batch element.
+
+        Everything else is derived from it: μ = ∇A, the Fisher information ∇²A, density, KL and entropy. So it must be
+        differentiable twice, and give NaN or ∞ outside Ω, if `inside` is not overridden.
+
+        Args:
+            natural: λ, not necessarily this member's.
+        """
 
     def log_base(self, theta: PyTree) -> Float[Array, "..."] | float:
-        """log h(θ); 0 unless said otherwise."""
+        """log h(θ), the log of the base measure; 0 by default.
+
+        A family whose h depends on θ also gives `expected_log_base`.
+        """
         return 0.0
 
     # λ.
 
     def natural(self) -> PyTree:
-        """λ."""
+        """λ; by default the field that is not static, or a tuple of them."""
         values = tuple(getattr(self, f.name) for f in dataclasses.fields(self) if not f.metadata.get("static"))
         return values[0] if len(values) == 1 else values
 
     @classmethod
     def from_natural(cls, natural: PyTree) -> Self:
-        """The member with this λ."""
+        """The member with this λ, which need not lie in Ω; families that λ alone does not define raise an error."""
         names = [f.name for f in dataclasses.fields(cls) if not f.metadata.get("static")]
         return cls(**dict(zip(names, (natural,) if len(names) == 1 else natural, strict=True)))
 
     def with_natural(self, natural: PyTree) -> Self:
-        """The member with this λ that shares everything else with this one (h, the shape of θ)."""
+        """The member with this λ that shares everything else with this one (h, the shapes of θ)."""
         return self.from_natural(natural)
 
-    def with_base_of(self, other: Any) -> Self:
-        """This λ over the other's base measure, which hyper-parameters may have changed; where h is fixed, itself."""
+    def with_base_of(self, other: Self) -> Self:
+        """The member with this λ and `other`'s base measure h (for example after a kernel's hyper-parameters changed).
+
+        Called by empirical Bayes, to continue a fit from the λ that was found with earlier hyper-parameters. Families
+        with a fixed h return themselves.
+        """
         return self
 
     def inside(self, natural: PyTree | None = None) -> Bool[Array, "..."]:
-        """Whether λ ∈ Ω; by default, whether A(λ) is finite."""
+        """Whether λ ∈ Ω, by default whether A(λ) is finite.
+
+        Args:
+            natural: λ; by default this member's own.
+        """
         return jnp.isfinite(self.log_partition(self.natural() if natural is None else natural))
 
     # μ = ∇A(λ) and the Fisher information ∇²A(λ).
@@ -200,19 +342,26 @@ class ExponentialFamily(Family):
         return self._gradient(self.natural())
 
     def with_expectation(self, expectation: PyTree) -> Self:
-        """The member with this μ: λ = ∇A*(μ), by a convex solve that starts here."""
+        """The member with this μ: λ = ∇A*(μ), by a convex solve that starts from this member's λ."""
         return self.with_natural(legendre(self, expectation))
 
     def shifted_in_mu(self, shift: PyTree) -> Self:
-        """The member whose μ differs by `shift`, to first order: λ + F(λ)⁻¹δ."""
+        """The member whose μ differs from this one's by `shift`, to first order in it: λ + F(λ)⁻¹δ.
+
+        Called by factors of a model at δ = 0: differentiating an expected log factor in δ there gives its message,
+        which is the gradient in μ.
+        """
         return self.with_natural(
             jax.tree.map(jnp.add, self.natural(), self.to_natural_gradient(self._symmetric(shift)))
         )
 
     def mode(self) -> PyTree:
-        """θ_* = argmax ⟨λ, T(θ)⟩: ∇A*_{yz} of an M-step, where λ is a sum of messages."""
+        """θ_* = argmax ⟨λ, T(θ)⟩, the value of an M-step, where λ is a sum of messages (∇A*_{yz} in the paper).
+
+        Called where a block of a model is read at its mode: by `em` and `Peak`.
+        """
         raise ValueError(
-            f"A {type(self).__name__} has no closed form for the θ at which ⟨λ, T(θ)⟩ peaks: give the parameter a "
+            f"A {type(self).__name__} has no closed form for the θ that maximizes ⟨λ, T(θ)⟩: give the parameter a "
             "conjugate or a Gaussian block."
         )
 
@@ -235,7 +384,14 @@ class ExponentialFamily(Family):
         return self.to_natural_gradient(self._symmetric(gradient))
 
     def enumerated_gradient(self, values: Float[Array, " S"], theta: PyTree) -> PyTree:
-        """∇_μ E_q f from the values of f at every θ of a small discrete support: F(λ)⁻¹Cov_q(T, f)."""
+        """∇_μ E_q f = F(λ)⁻¹ Cov_q(T, f) from the values of f at each θ of a small discrete support.
+
+        Called by `Score` with `Enumeration` points.
+
+        Args:
+            values: f at each θ.
+            theta: the support, along a leading axis.
+        """
         weights = jnp.exp(self.log_prob(theta))
         advantage = weights * (values - jnp.sum(weights * values))
         covariance = jax.tree.map(lambda t: jnp.tensordot(advantage, t, axes=1), self.statistics(theta))
@@ -264,40 +420,57 @@ class ExponentialFamily(Family):
         return bregman - self.inner(difference, self.expectation())
 
     def cross_entropy(self, other: Any) -> Float[Array, "..."]:
-        """−E_q log other(θ)."""
+        """−E_q log other(θ), for another member of the family."""
         return self.kl(other) + self.entropy()
 
     def expected_log_base(self) -> Float[Array, "..."] | float:
-        """E_q log h(θ): log h itself where it is constant, else a family's own closed form."""
+        """E_q log h(θ), which the entropy needs: log h itself where it is constant, else overridden."""
         if not self.constant_base():
             raise ValueError(
-                f"{type(self).__name__} has no closed form for E_q log h(θ), so its entropy is not "
-                "available: override expected_log_base to give it."
+                f"{type(self).__name__} has no closed form for E_q log h(θ), so its entropy is not available: "
+                "override expected_log_base."
             )
         return self.log_base(self._theta_like())
 
     def constant_base(self) -> bool:
-        """Whether log h does not depend on θ (read off its trace)."""
+        """Whether log h does not depend on θ, found by tracing `log_base`: the decay of λ is then λ itself."""
         closed = jax.make_jaxpr(self.log_base)(self._theta_like())
-        _, used = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
-        return not any(used)
+        _, used_inputs = dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars))
+        return not any(used_inputs)
 
     # The rule.
 
     def natural_step(self, step: Step) -> PyTree:
-        """∇_μ E_q ℓ̄ in the shape of λ, out of what the step measured."""
+        """∇_μ E_q ℓ̄, a pytree like λ, from the derivatives that the step holds.
+
+        Called by `direction`, and to average natural gradients over steps or sum them over factors. The inverse is
+        `derivatives`. Most families take ∇_μ E_q ℓ̄ itself as the step's gradient; Gaussians take (g, H) and return (g
+        − Hm, ½H).
+        """
         return step.gradient
 
     def derivatives(self, natural_gradient: PyTree) -> tuple[PyTree, Any]:
-        """The gradient and curvature that this family's `moved` takes, from ∇_μ E_q ℓ̄."""
+        """The gradient and the curvature for a `Step` of this family, from ∇_μ E_q ℓ̄.
+
+        Called where the natural gradient itself is known: from messages, sites, or the score function.
+
+        Args:
+            natural_gradient: ∇_μ E_q ℓ̄, a pytree like λ.
+
+        Returns:
+            `(step.gradient, step.curvature)`, the curvature None where `moved` takes none.
+        """
         return natural_gradient, None
 
     def gradient_like(self) -> PyTree:
-        """A tree of the shapes that a step's gradient has."""
+        """A pytree with the shapes and dtypes of a step's gradient; called to start its running average at 0."""
         return self.derivatives(self.natural())[0]
 
     def direction(self, step: Step) -> PyTree:
-        """∇_μ[E_q ℓ̄ − τ H(q)] = ∇_μ E_q ℓ̄ + τ(λ + ∇_μ E_q log h)  (`app:natgrad_entropy`)."""
+        """∇_μ[E_q ℓ̄ − τ H(q)] = ∇_μ E_q ℓ̄ + τ(λ + ∇_μ E_q log h)  (`app:natgrad_entropy`).
+
+        Called by `moved` and `decrement`; the new λ is λ − ρ times it.
+        """
         decay = self.natural()
         if not self.constant_base():
             base = self.natural_gradient(lambda q: q.expected_log_base())
@@ -306,22 +479,27 @@ class ExponentialFamily(Family):
 
     def moved(self, step: Step) -> Self:
         """The rule in λ (`eq:bayes_learn_rule`), or in μ where the step is reversed."""
-        here = self.expectation() if step.reverse else self.natural()
+        parameters = self.expectation() if step.reverse else self.natural()
         direction = self.direction(step)
         if step.reverse:
             direction = self.fisher_product(direction)
-        new = jax.tree.map(lambda x, d: x - jnp.asarray(step.rate, x.dtype) * d, here, direction)
+        new = jax.tree.map(lambda x, d: x - jnp.asarray(step.rate, x.dtype) * d, parameters, direction)
         if step.momentum is not None:
-            before = step.previous.expectation() if step.reverse else step.previous.natural()
-            new = jax.tree.map(lambda n, x, b: n + jnp.asarray(step.momentum, n.dtype) * (x - b), new, here, before)
+            previous = step.previous.expectation() if step.reverse else step.previous.natural()
+            momentum = lambda n, x, p: n + jnp.asarray(step.momentum, n.dtype) * (x - p)
+            new = jax.tree.map(momentum, new, parameters, previous)
         return self.with_expectation(new) if step.reverse else self.with_natural(new)
 
     def decrement(self, step: Step) -> Float[Array, ""]:
-        """½⟨d, F d⟩ for the natural gradient d: to second order, the nats that are still to gain."""
+        """½⟨d, F d⟩ for the natural gradient d = `direction(step)`, in nats.
+
+        Called after each step where `fit` has a tolerance. To second order it is the gain in the bound that is still to
+        come, where F is the bound's curvature.
+        """
         direction = self.direction(step)
         return 0.5 * jnp.sum(self.inner(direction, self.fisher_product(direction)))
 
-    # Coordinates: λ as one minimal vector, symmetric matrices on an orthonormal basis.
+    # Minimal coordinates: λ as one vector, with symmetric matrices on an orthonormal basis.
 
     def _leaf_ranks(self, leaves: list[Array]) -> tuple[int, ...]:
         return tuple(leaf.ndim for leaf in leaves) if self.ranks is None else self.ranks
@@ -358,13 +536,15 @@ class ExponentialFamily(Family):
             start += size
         return jax.tree.unflatten(treedef, parts)
 
-    # The machinery behind the above.
+    # Derivatives of A.
 
     def _theta_like(self) -> PyTree:
+        """Some θ of the right structure, shapes and dtypes."""
         drawn = jax.eval_shape(lambda key: self.sample(key), jax.random.key(0))
         return jax.tree.map(lambda x: jnp.ones(x.shape, x.dtype), drawn)
 
     def _symmetric(self, tree: PyTree) -> PyTree:
+        """The tree with its symmetric leaves symmetrized: a gradient in a symmetric matrix comes out unsymmetric."""
         if self.ranks is None or 2 not in self.ranks:
             return tree
         leaves, treedef = jax.tree.flatten(tree)
@@ -376,13 +556,16 @@ class ExponentialFamily(Family):
         return jax.tree.unflatten(treedef, halves)
 
     def _gradient(self, natural: PyTree) -> PyTree:
+        """∇A(λ), at any λ."""
         return self._symmetric(jax.grad(lambda x: jnp.sum(self.log_partition(x)))(natural))
 
     def _fisher(self, vector: Float[Array, "... M"]) -> Float[Array, "... M M"]:
+        """∇²A in minimal coordinates, at any λ given in them."""
+
         def gradient(x: Array) -> Array:
             return self.coordinates(self._gradient(self.uncoordinates(x)))
 
-        # One direction at a time for the whole batch: column j of every element's Fisher.
+        # Each direction is applied to all batch elements at once and gives one column of every element's Fisher.
         basis = jnp.eye(vector.shape[-1], dtype=vector.dtype)
         columns = jax.vmap(lambda e: jax.jvp(gradient, (vector,), (jnp.broadcast_to(e, vector.shape),))[1])
         return jnp.moveaxis(columns(basis), 0, -1)
