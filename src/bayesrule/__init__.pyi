@@ -37,6 +37,7 @@ from .families import Mixture as Mixture
 from .families import NormalGamma as NormalGamma
 from .families import NormalWishart as NormalWishart
 from .families import Peak as Peak
+from .families import PointMass as PointMass
 from .families import Poisson as Poisson
 from .families import Product as Product
 from .families import SharedGaussian as SharedGaussian

@@ -444,7 +444,7 @@ def test_data_that_do_not_fit_say_so():
         blr.fit(blr.vmp(), model, {"scale": blr.Gamma(1.0, 1.0)}, {"y": Y}, steps=1)
     with pytest.raises(ValueError, match=r"The sweep goes over \['mean'\], and the model's blocks are"):
         blr.fit(blr.vmp(order=["mean"]), model, None, {"y": Y}, steps=1)
-    with pytest.raises(ValueError, match="There is no block 'scale' to read at its peak"):
+    with pytest.raises(ValueError, match="There is no block 'scale' to read at its mode"):
         blr.fit(blr.em("scale"), model, None, {"y": Y}, steps=1)
     drawn = blr.Factor(lambda w: -jnp.sum(w**4), "w", points=blr.MonteCarlo(2))
     with pytest.raises(ValueError, match="This fit is random"):
@@ -464,7 +464,7 @@ def test_values_of_a_block_at_its_peak_are_refused():
     with pytest.raises(ValueError, match="A Gamma that is read at its peak gets no message from a function"):
         blr.fit(blr.em(), model, None, {"y": Y}, steps=1)
     flat = blr.Dirichlet(jnp.ones(3))
-    with pytest.raises(ValueError, match="The block 'p' has no peak where it starts"):
+    with pytest.raises(ValueError, match="The block 'p' has no mode at its start"):
         blr.fit(
             blr.em(),
             blr.Model({"p": flat}, {"y": factors.category("y", probabilities="p")}),

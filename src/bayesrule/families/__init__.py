@@ -1,4 +1,4 @@
-"""The families q may come from, one file per kind."""
+"""The families that q may belong to, one file for each kind."""
 
 from .base import ExponentialFamily, Family
 from .categorical_chain import CategoricalChain
@@ -16,7 +16,7 @@ from .latent.mixture import Mixture
 from .latent.skew_gaussian import SkewGaussian
 from .latent.spike_slab import SpikeSlab
 from .latent.student_t import StudentT
-from .point_mass import Peak
+from .point_mass import Peak, PointMass
 from .product import Product
 from .sites.base import SitedGaussian
 from .sites.chain import GaussianChain
@@ -45,6 +45,7 @@ __all__ = [
     "NormalGamma",
     "NormalWishart",
     "Peak",
+    "PointMass",
     "Poisson",
     "Product",
     "SharedGaussian",

@@ -319,7 +319,7 @@ class ExponentialFamily(Family):
         """The member with this λ that shares everything else with this one (h, the shapes of θ)."""
         return self.from_natural(natural)
 
-    def with_base_of(self, other: Self) -> Self:
+    def with_base_of(self, other: Any) -> Self:
         """The member with this λ and `other`'s base measure h (for example after a kernel's hyper-parameters changed).
 
         Called by empirical Bayes, to continue a fit from the λ that was found with earlier hyper-parameters. Families

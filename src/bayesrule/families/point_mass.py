@@ -1,4 +1,4 @@
-"""A block that is read at its peak: the delta method in the family's own coordinates, EM's parameters."""
+"""A point mass at the mode of another family: the delta method in that family's λ, as for the parameters of EM."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from .base import ExponentialFamily
 
 
 class Peak(ExponentialFamily):
-    r"""All of q's mass at $θ_* = \arg\max_θ ⟨λ, T(θ)⟩$, for the λ of another family: its limit at temperature 0.
+    r"""The point mass $q(θ) = δ(θ − θ_*)$ at $θ_* = \arg\max_θ ⟨λ, T(θ)⟩$; also called `PointMass`.
 
-    $A(λ) = \max_θ ⟨λ, T(θ)⟩ = ⟨λ, T(θ_*)⟩$, so that $μ = ∇A(λ) = T(θ_*)$. The entropy of a point is none of
-    a bound's business and counts as 0. With λ a sum of messages,
-    $θ_* = ∇A^*_{yz}(E_q T_{yz})$ is the M-step of section 5.2.
+    λ is that of another exponential family, whose limit at temperature 0 this is. $A(λ) = \max_θ ⟨λ, T(θ)⟩ = ⟨λ,
+    T(θ_*)⟩$, so that $μ = ∇A(λ) = T(θ_*)$. The entropy of a point mass is excluded from the bound: it counts as 0. With
+    λ a sum of messages, $θ_* = ∇A^*_{yz}(E_q T_{yz})$ is the M-step of section 5.2.
 
     >>> import jax.numpy as jnp
     >>> from bayesrule.families.gamma import Gamma
     >>> q = Peak(Gamma(3.0, 4.0))
     >>> float(q.mean), float(q.expectation()[1]), float(q.entropy())
     (0.5, 0.5, 0.0)
+
+    Args:
+        of: the member whose mode is taken; it needs a closed form for `mode`.
     """
 
     of: Any
@@ -32,11 +35,11 @@ class Peak(ExponentialFamily):
 
     def __init__(self, of: ExponentialFamily):
         if isinstance(of, Peak) or not isinstance(of, ExponentialFamily):
-            raise ValueError(f"Peak reads an exponential family at its peak, got a {type(of).__name__}.")
+            raise ValueError(f"Peak is the mode of a member of an exponential family, got a {type(of).__name__}.")
         if of.prior_is_base_measure:
             raise ValueError(
-                f"A {type(of).__name__} has its prior as base measure, which a peak would leave out of the bound: name "
-                "the blocks to read at their peak, em('noise')."
+                f"A {type(of).__name__} has its prior as base measure, which its mode would leave out of the bound: "
+                "name the other blocks to read at their mode, for example em('noise')."
             )
         self.of = of
 
@@ -56,31 +59,32 @@ class Peak(ExponentialFamily):
         return self.of.mode()
 
     def moments(self, shift: Any) -> tuple[PyTree, PyTree]:
-        """θ_* and no spread, but for what a displacement of μ adds."""
-        (mean, spread), (_, still) = self.of.moments(shift), self.of.moments(jax.tree.map(jnp.zeros_like, shift))
-        return mean, jax.tree.map(jnp.subtract, spread, still)
+        """θ_* and a variance of 0, plus what a displacement of μ adds."""
+        mean, variance = self.of.moments(shift)
+        _, undisplaced = self.of.moments(jax.tree.map(jnp.zeros_like, shift))
+        return mean, jax.tree.map(jnp.subtract, variance, undisplaced)
 
     def natural(self) -> PyTree:
         return self.of.natural()
 
     @classmethod
     def from_natural(cls, natural: PyTree) -> Self:
-        raise ValueError("λ alone does not say whose peak it is: use with_natural.")
+        raise ValueError("λ alone does not determine the family whose mode it is: use a member's with_natural.")
 
     @classmethod
     def from_expectation(cls, expectation: PyTree) -> Self:
-        raise ValueError("T(θ) has no λ of its own: many q have the same peak.")
+        raise ValueError("T(θ_*) does not determine λ: many members have the same mode.")
 
     def with_natural(self, natural: PyTree) -> Self:
         return type(self)(self.of.with_natural(natural))
 
     def with_expectation(self, expectation: PyTree) -> Self:
-        raise ValueError("T(θ) has no λ of its own: many q have the same peak.")
+        raise ValueError("T(θ_*) does not determine λ: many members have the same mode.")
 
     def shifted_in_mu(self, shift: PyTree) -> Self:
         raise ValueError(
-            "A block that is read at its peak has no other members near: give the factor as E log f in μ, or Delta() "
-            "points and a Gaussian block."
+            "A block that is read at its mode cannot be displaced in μ: give the factor as E log f in μ, or use "
+            "Delta() points and a Gaussian block."
         )
 
     def statistics(self, theta: PyTree) -> PyTree:
@@ -108,7 +112,11 @@ class Peak(ExponentialFamily):
         return self.of.inside(natural)
 
     def log_prob(self, theta: PyTree) -> Float[Array, "..."]:
-        raise ValueError("A point has no density: ask the family that it is the peak of, q.of.log_prob(θ).")
+        raise ValueError("A point mass has no density: ask the family whose mode it is, q.of.log_prob(θ).")
 
     def sample(self, key: Key, shape: tuple[int, ...] = ()) -> PyTree:
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (*shape, *x.shape)), self.of.mode())
+
+
+PointMass = Peak
+"""Another name of `Peak`."""

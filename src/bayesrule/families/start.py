@@ -1,4 +1,4 @@
-"""Which q: the family piece of an algorithm, and how a member is made from bare parameters."""
+"""The family piece of an algorithm: which q, and how a member is made from bare parameters."""
 
 from __future__ import annotations
 
@@ -20,20 +20,30 @@ from .product import Product
 
 
 class Start(eqx.Module):
-    """A family, and the precision that its Gaussian starts from.
+    """A family, and how its first member is made by `rule.init`.
 
-    `precision` is that number (or a pytree like the parameters), S₀. With `per_example` it is the curvature h₀ of
-    the mean loss, so that S₀ = N h₀, and with `prior` the prior's precision is added and all of it divided by the
-    temperature: S₀ = (N h₀ + δ)/τ. `numbers` and `choices` go to the family's `around`.
+    From bare parameters the member is `kind.around(params, S₀, **hyperparameters, **choices)`. The initial precision S₀
+    is `precision`; with `per_example` and `prior` it is (N · precision + δ)/τ, with the number of examples N, the
+    prior's precision δ and the temperature τ, because the posterior's precision is of that size.
+
+    Args:
+        kind: the family's class.
+        precision: S₀, one number or a pytree like the parameters.
+        per_example: whether `precision` is the curvature of the mean loss, so that it is multiplied by N.
+        prior: whether the prior's precision is added, and the sum divided by the temperature.
+        hyperparameters: arguments of `around` that are traced (a change does not recompile), such as a skew.
+        point_masses: names of blocks of a product that are read at their mode; () for all that are not local, None
+            for none.
+        choices: arguments of `around` that are compiled in, such as the class of a mixture's components.
     """
 
     kind: type[Family] = eqx.field(static=True)
     precision: Any
-    numbers: dict[str, Any]
+    hyperparameters: dict[str, Any]
     choices: tuple[tuple[str, Any], ...] = eqx.field(static=True)
     per_example: bool = eqx.field(static=True)
     prior: bool = eqx.field(static=True)
-    peaks: tuple[str, ...] | None = eqx.field(static=True)
+    point_masses: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -42,50 +52,56 @@ class Start(eqx.Module):
         *,
         per_example: bool = False,
         prior: bool = False,
-        numbers: dict[str, Any] | None = None,
-        peaks: tuple[str, ...] | None = None,
+        hyperparameters: dict[str, Any] | None = None,
+        point_masses: tuple[str, ...] | None = None,
         **choices: Any,
     ):
-        self.peaks = peaks
         self.kind, self.precision = kind, precision
-        self.per_example, self.prior = per_example, prior
-        self.numbers = {} if numbers is None else numbers
+        self.per_example, self.prior, self.point_masses = per_example, prior, point_masses
+        self.hyperparameters = {} if hyperparameters is None else hyperparameters
         self.choices = tuple(sorted(choices.items()))
 
     @property
     def structure(self) -> str | None:
-        """How a member holds its precision; None where there is none, or the member says."""
+        """The name of the precision's structure; None where the family has no precision, or only a member knows."""
         structure = getattr(self.part, "structure", None)
         return structure.name if isinstance(structure, Structure) else None
 
     @property
     def label(self) -> str:
-        """How Table 1 names it."""
-        return self.kind.label if self.peaks is None else "Exponential family + point"
+        """The family's name in Table 1."""
+        return self.kind.label if self.point_masses is None else "Exponential family + point"
 
     @property
     def approximation(self) -> str:
-        """How Table 1 names what the family piece does to the natural gradient, as phrases separated by commas.
+        """The approximations that the family piece makes, in Table 1's words, separated by commas.
 
         A precision that is stated per example is for rates of the mean loss, which mini-batches estimate.
         """
-        phrases = ["Delta method for the parameters"] if self.peaks is not None else []
+        phrases = ["Delta method for the parameters"] if self.point_masses is not None else []
         return ", ".join([*phrases, *["stochastic approx."] * self.per_example])
 
     @property
     def part(self) -> type[Family]:
-        """The family whose step it is: a mixture's components', a spike-and-slab's slab, else its own."""
+        """The family that takes the steps: the components of a mixture, the slab of a spike-and-slab, else `kind`."""
         choices = dict(self.choices)
         return choices.get("slab", choices.get("component", self.kind))
 
     def start(self, given: PyTree, objective: Any = None, temperature: Any = 1.0) -> Family:
-        """A member of the family: the given one if it is one, else one around bare parameters."""
+        """Make the member that a state starts from; called by `rule.init`.
+
+        Args:
+            given: a member of the family, which is returned; a dict of members, which becomes a `Product`; or bare
+                parameters.
+            objective: for N and the prior, where S₀ depends on them.
+            temperature: the temperature of the first step.
+        """
         if given is None:
-            raise ValueError("This algorithm starts from somewhere: give parameters, or a member of its family.")
+            raise ValueError("This algorithm needs a start: pass parameters, or a member of its family.")
         if isinstance(given, dict) and given and all(isinstance(block, Family) for block in given.values()):
             given = Product(given)
-        if isinstance(given, Product) and self.peaks is not None:
-            given = self._at_peaks(given, objective)
+        if isinstance(given, Product) and self.point_masses is not None:
+            given = self._with_blocks_at_mode(given, objective)
         if isinstance(given, Family):
             if not isinstance(given, self.kind):
                 raise ValueError(
@@ -93,22 +109,23 @@ class Start(eqx.Module):
                     f"from a {self.kind.__name__}, or change the algorithm: rule.replace(family=…, curvature=…)."
                 )
             return given
-        if not all(
-            isinstance(leaf, int | float | complex) or hasattr(leaf, "dtype") for leaf in jax.tree.leaves(given)
-        ):
+        leaves = jax.tree.leaves(given)
+        if not all(isinstance(leaf, int | float | complex) or hasattr(leaf, "dtype") for leaf in leaves):
             raise ValueError(
-                "Parameters must be arrays in containers, and some leaves here are not (activation functions of a "
-                "module, say): split them off with eqx.partition(module, eqx.is_inexact_array) and combine in apply."
+                "Parameters must be arrays in containers, and some leaves of these are not (for example the activation "
+                "functions of a module): split them off with eqx.partition(module, eqx.is_inexact_array) and combine "
+                "them in apply."
             )
-        if any(jnp.iscomplexobj(leaf) for leaf in jax.tree.leaves(given)):
+        if any(jnp.iscomplexobj(leaf) for leaf in leaves):
             raise ValueError("Parameters must be real: split complex ones into real and imaginary parts.")
         # Half-precision parameters are kept, and moved, in float32: their updates would be lost in rounding.
-        given = jax.tree.map(_widened, given)
-        one = jax.tree.map(lambda x: x[0] if jnp.ndim(x) else x, given) if self.kind.is_mixture else given
-        return self.kind.around(given, self._first(one, objective, temperature), **self.numbers, **dict(self.choices))
+        params = jax.tree.map(_widen, given)
+        one_member = jax.tree.map(lambda x: x[0] if jnp.ndim(x) else x, params) if self.kind.is_mixture else params
+        precision = self._initial_precision(one_member, objective, temperature)
+        return self.kind.around(params, precision, **self.hyperparameters, **dict(self.choices))
 
-    def _first(self, params: PyTree, objective: Any, temperature: Any) -> Any:
-        """S₀."""
+    def _initial_precision(self, params: PyTree, objective: Any, temperature: Any) -> Any:
+        """S₀, for the parameters of one member."""
         if not (self.per_example or self.prior):
             return self.precision
         if objective is None:
@@ -119,63 +136,67 @@ class Start(eqx.Module):
         if self.prior and not isinstance(temperature, Tracer) and float(temperature) <= 0:
             raise ValueError(
                 "At a temperature of 0 this q would start with an infinite precision: let the schedule begin above 0, "
-                "at 0.01 say."
+                "for example at 0.01."
             )
-        first = jax.tree.map(lambda h: h * (objective.size if self.per_example else 1), self.precision)
+        precision = jax.tree.map(lambda h: h * (objective.size if self.per_example else 1), self.precision)
         if not self.prior:
-            return first
-        added = objective.regularizer.precision(params)
-        spread = lambda tree: tree if jax.tree.structure(tree) == like else jax.tree.map(lambda _: tree, params)
+            return precision
+        prior_precision = objective.regularizer.precision(params)
         like = jax.tree.structure(params)
-        if like in (jax.tree.structure(first), jax.tree.structure(added)):  # maybe one number beside a pytree
-            first, added = spread(first), spread(added)
-        return jax.tree.map(lambda a, b: (a + b) / temperature, first, added)
+        # One of the two may be a single number and the other a pytree; then the number holds for every leaf.
+        if like in (jax.tree.structure(precision), jax.tree.structure(prior_precision)):
+            expand = lambda tree: tree if jax.tree.structure(tree) == like else jax.tree.map(lambda _: tree, params)
+            precision, prior_precision = expand(precision), expand(prior_precision)
+        return jax.tree.map(lambda a, b: (a + b) / temperature, precision, prior_precision)
 
     def of(self, kind: type[Family]) -> Start:
-        """Another family that starts from the same precision; a mixture of this one."""
-        how: dict[str, Any] = {"per_example": self.per_example, "prior": self.prior}
+        """Another family with the same initial precision; if it is `Mixture`, a mixture of this one."""
+        options: dict[str, Any] = {"per_example": self.per_example, "prior": self.prior}
         if issubclass(kind, Mixture):
-            how["component"] = self.part
-        return Start(kind, self.precision, **how)
+            options["component"] = self.part
+        return Start(kind, self.precision, **options)
 
-    def peaked(self, *names: str) -> Start:
-        """A product whose blocks of these names (by default all that are not local) are read at their peak."""
-        return Start(self.kind, self.precision, peaks=names)
+    def with_point_masses(self, *names: str) -> Start:
+        """A product whose blocks of these names (by default all that are not local) are read at their mode."""
+        return Start(self.kind, self.precision, point_masses=names)
 
-    def _at_peaks(self, q: Product, objective: Any) -> Product:
+    def _with_blocks_at_mode(self, q: Product, objective: Any) -> Product:
+        """The product with the chosen blocks wrapped in `Peak`, after a check that they have a mode."""
         local = getattr(objective, "local", {})
-        names = self.peaks or tuple(
+        names = self.point_masses or tuple(
             n for n, block in q.blocks.items() if n not in local and not block.prior_is_base_measure
         )
         unknown = [name for name in names if name not in q.blocks]
         if unknown:
-            raise ValueError(f"There is no block {unknown[0]!r} to read at its peak, only {list(q.blocks)}.")
+            raise ValueError(f"There is no block {unknown[0]!r} to read at its mode, only {list(q.blocks)}.")
         for name in names:
             leaves = jax.tree.leaves(q.blocks[name].mode())
-            known = not any(isinstance(x, Tracer) for x in leaves)
-            flat = known and bool(jnp.any(getattr(q.blocks[name], "flat", False)))
-            if flat or (known and not all(bool(jnp.all(jnp.isfinite(x))) for x in leaves)):
+            concrete = not any(isinstance(x, Tracer) for x in leaves)
+            flat = concrete and bool(jnp.any(getattr(q.blocks[name], "flat", False)))
+            if flat or (concrete and not all(bool(jnp.all(jnp.isfinite(x))) for x in leaves)):
                 raise ValueError(
-                    f"The block {name!r} has no peak where it starts (a flat Dirichlet or Beta has none): start it "
+                    f"The block {name!r} has no mode at its start (a flat Dirichlet or Beta has none): start it "
                     "from a member with one, such as Dirichlet(1 + weights)."
                 )
-        read = lambda name, block: Peak(block) if name in names and not isinstance(block, Peak) else block
-        return Product({name: read(name, block) for name, block in q.blocks.items()})
+        wrap = lambda name, block: Peak(block) if name in names and not isinstance(block, Peak) else block
+        return Product({name: wrap(name, block) for name, block in q.blocks.items()})
 
     def dropped(self, keep: Any, **choices: Any) -> Start:
         """The spike-and-slab mixture whose slab is this family: dropout with this keep probability."""
-        numbers, own = self.numbers | {"keep": keep}, dict(self.choices) | choices
-        how = {"per_example": self.per_example, "prior": self.prior, "numbers": numbers}
-        return Start(SpikeSlab, self.precision, slab=self.kind, **how, **own)
+        hyperparameters = self.hyperparameters | {"keep": keep}
+        options = {"per_example": self.per_example, "prior": self.prior, "hyperparameters": hyperparameters}
+        return Start(SpikeSlab, self.precision, slab=self.kind, **options, **dict(self.choices) | choices)
 
     def __repr__(self) -> str:
         part = self.part
-        if self.peaks is not None:
-            return f"{self.kind.__name__} with {', '.join(self.peaks) or 'what is not local'} at its peak"
+        if self.point_masses is not None:
+            blocks = ", ".join(self.point_masses) or "all blocks that are not local"
+            return f"{self.kind.__name__} with {blocks} at the mode"
         return self.kind.__name__ if part is self.kind else f"{self.kind.__name__} of {part.__name__}"
 
 
-def _widened(leaf: Any) -> Any:
+def _widen(leaf: Any) -> Any:
+    """The leaf in float32 if it is of lower precision."""
     array = jnp.asarray(leaf)
     return array.astype(wide(array.dtype)) if jnp.issubdtype(array.dtype, jnp.floating) else array
 

@@ -44,6 +44,7 @@ _RENAMED_FIELDS = {
     "SearchRecord": {"spread": "loss_scale"},
     "GaussianProcess": {"spread": "variance", "kept": "auxiliary"},
     "GaussianChain": {"spread": "variance", "kept": "auxiliary"},
+    "SpikeSlab": {"first": "initial_keep"},
 }
 
 

@@ -143,12 +143,12 @@ def em(*parameters: str, rate: Number = 1.0, order: Order = None, m_steps: int =
 
     >>> import bayesrule as blr
     >>> print(blr.em("theta").family)
-    Product with theta at its peak
+    Product with theta at the mode
 
     Reference: Dempster, Laird and Rubin, "Maximum likelihood from incomplete data via the EM algorithm", 1977.
     """
     sweep = Sweep(order, local=1, peaks=m_steps, tolerance=tolerance)
-    family = Start(Product).peaked(*parameters)
+    family = Start(Product).with_point_masses(*parameters)
     return Rule(family, Exact(), Gradient(), Steps(rate, sweep=sweep), name="em", section="5.2")
 
 

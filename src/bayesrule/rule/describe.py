@@ -68,7 +68,7 @@ def update_formulas(rule: Rule) -> list[str]:
     if steps.average is not None:
         formula, definition = _averaged(rule, formula)
         definitions.append(definition)
-    if rule.family.peaks is not None:
+    if rule.family.point_masses is not None:
         definitions.append("θ_* = argmax ⟨λ_j, T(θ_j)⟩ in place of q_j for the parameters  (section 5.2)")
     return [formula + label, *definitions]
 

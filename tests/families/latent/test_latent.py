@@ -389,7 +389,7 @@ def test_bare_parameters():
     close(q.precision, 2 * np.eye(4))
     with pytest.raises(ValueError, match="pass a member, with its dof"):
         rule(blr.StudentT, blr.MonteCarlo(1)).init(jnp.zeros(2))
-    q = Start(blr.SkewGaussian, numbers={"skew": 0.5}).start(jnp.zeros(2))
+    q = Start(blr.SkewGaussian, hyperparameters={"skew": 0.5}).start(jnp.zeros(2))
     close(q.skew, [0.5, 0.5])
     with pytest.raises(ValueError, match="pass a member, with its skew"):
         rule(blr.SkewGaussian, blr.MonteCarlo(1)).init(jnp.zeros(2))

@@ -1,4 +1,4 @@
-"""Minimal conditional families: θ is a Gaussian once a number w is known, and the rule moves q(θ, w) (section 3.2)."""
+"""Minimal conditional families: θ is Gaussian given a latent number w, and the rule moves q(θ, w) (section 3.2)."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ from ..gaussian.precision import FULL, Structure
 
 
 class ConditionalFamily(Family):
-    r"""$q(θ) = ∫ q(θ|w)\, q(w)\, dw$ with a Gaussian q(θ|w) whose parameters move and a q(w) that stays.
+    r"""$q(θ) = ∫ q(θ|w)\, q(w)\, dw$ with a Gaussian q(θ|w), whose parameters move, and a fixed q(w).
 
     q(θ) need not be an exponential family, but q(θ|w) is a minimal one, and the Fisher information of the joint
-    q(θ, w) is as simple as a Gaussian's (Lin, Khan and Schmidt, 2019). With $\log q(θ) = \log q(θ|w) + \log q(w) −
-    \log q(w|θ)$, a step on $\barℓ + τ\log q$ is a Gaussian's own, which decays by the first of these, on the loss
-    $\barℓ − τ\log q(w|θ)$.
+    q(θ, w) is as simple as a Gaussian's (Lin, Khan and Schmidt, 2019). Because $\log q(θ) = \log q(θ|w) + \log q(w) −
+    \log q(w|θ)$, a step on $\barℓ + τ\log q$ is a Gaussian's step on the loss $\barℓ − τ\log q(w|θ)$: the first term is
+    the Gaussian's own decay.
 
-    Wherever w enters the step it does so as E[w | θ], which is known: so points are values of θ alone, and the step
-    varies less from draw to draw than with w drawn too. `core` holds the Gaussian's location and precision S.
+    w enters the step as E[w | θ] only, which has a closed form. So points are values of θ alone, and the step varies
+    less from draw to draw than if w were drawn too.
+
+    A subclass gives `score`, `hessian`, `grid_axes`, `grid`, and of `Family` `sample`, `log_prob`, `entropy`,
+    `joint_entropy`, `gaussian`, `to_step_terms`, `from_gaussian_terms`, `moved`, `decrement`.
     """
 
     core: eqx.AbstractVar[Gaussian]
+    """The Gaussian's location and precision S."""
     structure: ClassVar[Structure] = FULL
     separate_rates: ClassVar[bool] = True
     needs: ClassVar[tuple[Need, ...]] = (
@@ -50,39 +54,47 @@ class ConditionalFamily(Family):
             lambda p: f"{p.curvature!r}'s identity holds for a Gaussian, not for a {p.name}: use Hessian().",
         ),
     )
-    asked: ClassVar[str]
-    """What bare parameters and a precision leave open."""
+    required_choice: ClassVar[str]
+    """The name of the constructor's argument that bare parameters and a precision do not determine."""
 
     @classmethod
     def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:
-        if cls.asked not in choices:
+        if cls.required_choice not in choices:
             raise ValueError(
-                f"Bare parameters do not say which {cls.__name__} to start from: pass a member, with its {cls.asked}."
+                f"Bare parameters do not determine which {cls.__name__} to start from: pass a member, with its "
+                f"{cls.required_choice}."
             )
         core = Gaussian.around(params, precision)
-        make: Any = cls  # its own fields are a subclass's matter
+        make: Any = cls  # pyright cannot know the constructor of a subclass
         return make(core.mean, core.precision, **choices)
 
-    # What an author gives, besides what every family does.
+    # What an author gives, besides the methods of `Family`.
 
     @abstractmethod
     def score(self, theta: PyTree) -> PyTree:
-        """∇log q(θ)."""
+        """∇log q(θ) at one θ, in its shape; called by `latent_correction`."""
 
     @abstractmethod
     def hessian(self, theta: PyTree) -> Float[Array, "P P"]:
-        """∇²log q(θ)."""
+        """∇²log q(θ) at one θ, over the ravelled θ; called by `latent_correction`."""
 
     @property
     @abstractmethod
     def grid_axes(self) -> int:
-        """The dimension of the grid: order^grid_axes points."""
+        """The dimension of the quadrature grid, which then has order^grid_axes points."""
 
     @abstractmethod
     def grid(self, order: int) -> tuple[PyTree, Float[Array, " S"]]:
-        """Values of θ and their weights, the product of one-dimensional Gauss rules of this order."""
+        """The points of a quadrature over q, called by `Quadrature`.
 
-    # What follows.
+        Args:
+            order: the number of nodes of each one-dimensional Gauss rule; the grid is their product.
+
+        Returns:
+            θ with a leading axis of S points, and their weights, which add up to 1.
+        """
+
+    # What follows from these.
 
     @property
     def precision(self) -> Float[Array, "P P"]:
@@ -103,10 +115,10 @@ class ConditionalFamily(Family):
         return self.gaussian.variance()
 
     def latent_correction(self, theta: PyTree) -> tuple[Array, PyTree, Any]:
-        """−log q(w | θ) = log q(θ) − log q(θ, w), of which the second is put in by what it is on average.
+        """−log q(w | θ) = log q(θ) − log q(θ, w), with the second term replaced by its average under q.
 
-        That is −H(q(θ, w)) for its value, no gradient, and −S for its curvature. So no draw of w is needed, and where
-        q is the posterior, ℓ̄ + log q is the same at every θ and q stays, whatever the points.
+        That average is −H(q(θ, w)) for the value, 0 for the gradient and −S for the curvature. So no draw of w is
+        needed, and where q is the posterior, ℓ̄ + log q is constant in θ and q stays where it is, whatever the points.
         """
         gradient, curvature = self.to_step_terms(self.score(theta), self.hessian(theta), theta, None)
         return self.log_prob(theta) + self.joint_entropy(), gradient, curvature + self.precision
@@ -130,16 +142,16 @@ class ConditionalFamily(Family):
         return ravel(theta, lead) - ravel(self.core.mean)
 
 
-def one_gaussian(name: str, mean: PyTree, precision: Any) -> Gaussian:
-    """The Gaussian inside a conditional family."""
+def unbatched_gaussian(name: str, mean: PyTree, precision: Any) -> Gaussian:
+    """The `core` of a conditional family, which has no batch axes; `name` is the family's, for the error."""
     gaussian = Gaussian(mean, precision)
     if gaussian.batch_shape:
-        raise ValueError(f"A {name} is one distribution, and this precision has batch axes: use jax.vmap for many.")
+        raise ValueError(f"A {name} is one distribution, but this precision has batch axes: use jax.vmap for many.")
     return gaussian
 
 
-def tensor(*rules: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """The product of one-dimensional rules: points (S, D) and weights (S,)."""
+def product_rule(*rules: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """The product of D one-dimensional quadrature rules (nodes, weights): points (S, D) and weights (S,)."""
     nodes = np.meshgrid(*[rule[0] for rule in rules], indexing="ij")
     weights = np.meshgrid(*[rule[1] for rule in rules], indexing="ij")
     return np.stack([x.ravel() for x in nodes], axis=-1), np.prod([x.ravel() for x in weights], axis=0)

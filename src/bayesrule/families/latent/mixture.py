@@ -25,19 +25,21 @@ from ..gaussian.precision import FULL, Structure
 class Mixture(Family):
     r"""$q(θ) = \sum_k π_k q_k(θ)$ with components of one exponential family.
 
-    `components` is a list of K members, or one whose leaves have a leading axis of K. `weights` are in proportion to
-    the π_k; unless `learnt=False` they move too, as the categorical that they are.
-
-    The Fisher information of q may be singular, so the rule moves the joint q(θ, z) (`eq:BLRmix`). With $r_k$ the
-    responsibility $q(z = k | θ)$, $\log q = \log q_k + \log π_k − \log r_k$, and the first of these is what an
-    ordinary step of component k decays by: a step of the mixture is K ordinary steps, component k on the loss
-    $\barℓ − τ\log r_k$ (`eq:exp-von1`, `eq:exp-von2`).
+    The Fisher information of q may be singular, so the rule moves the joint q(θ, z), a minimal conditional exponential
+    family with λ = (λ_1, …, λ_K, logits of π) (`eq:BLRmix`). With $r_k = q(z = k | θ)$ the responsibility, $\log q =
+    \log q_k + \log π_k − \log r_k$, where the first term gives the decay of an ordinary step of component k. So a step
+    of the mixture is K ordinary steps, component k on the loss $\barℓ − τ\log r_k$ (`eq:exp-von1`, `eq:exp-von2`).
 
     >>> import jax.numpy as jnp
     >>> from bayesrule.families.gaussian.full import Gaussian
     >>> q = Mixture([1, 3], [Gaussian(jnp.zeros(1)), Gaussian(jnp.full(1, 4.0))])
     >>> q.weights.tolist(), q.mean.tolist(), [round(float(r), 3) for r in q.responsibilities(jnp.full(1, 2.0))]
     ([0.25, 0.75], [3.0], [0.25, 0.75])
+
+    Args:
+        weights: positive numbers proportional to the π_k.
+        components: a list of K members of one family, or one member whose arrays have a leading axis of K.
+        learnt: whether the weights move too, as the categorical distribution of z.
     """
 
     choice: Categorical
@@ -79,7 +81,7 @@ class Mixture(Family):
         if weights.ndim != 1 or not weights.size:
             raise ValueError(f"A mixture has one weight for each component, shape (K,), got shape {weights.shape}.")
         if not isinstance(weights, Tracer) and not bool(jnp.all(jnp.isfinite(weights) & (weights > 0))):
-            raise ValueError(f"The weights of a mixture are above zero, got {weights.tolist()}.")
+            raise ValueError(f"The weights of a mixture must be above 0, got {weights.tolist()}.")
         self.components = _stack(components, weights.size)
         self.choice = Categorical(jnp.log(weights / jnp.sum(weights)))
         self.learnt = learnt
@@ -102,8 +104,9 @@ class Mixture(Family):
                 f"from a Mixture), got leading axes {sorted(counts)}."
             )
         shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (precision, params)]
-        own = 0 if shapes[0] == shapes[1] else None  # a precision for each component, or one for all
-        members = jax.vmap(choices.pop("component").around, in_axes=(0, own))(params, precision)
+        # The precision is one for each component, or one for all of them.
+        precision_axis = 0 if shapes[0] == shapes[1] else None
+        members = jax.vmap(choices.pop("component").around, in_axes=(0, precision_axis))(params, precision)
         return cls(jnp.ones(counts.pop()), members, **choices)
 
     @property
@@ -130,7 +133,7 @@ class Mixture(Family):
         return self.component(0)
 
     def each(self, function: Callable[..., Any], *trees: PyTree) -> Any:
-        """A function of every component (and of its slice of the trees), along a leading axis."""
+        """Apply a function to each component (and its slice of the trees); the results have a leading axis of K."""
         return jax.vmap(function)(self.components, *trees)
 
     def average(self, tree: PyTree) -> PyTree:
@@ -138,10 +141,10 @@ class Mixture(Family):
         return average_leaves(tree, self.weights)
 
     def with_parts(self, components: Any, choice: Categorical) -> Self:
-        """The mixture of other components and weights of the same kind."""
+        """The same mixture with these components and this distribution of z."""
         return eqx.tree_at(lambda q: (q.components, q.choice), self, (components, choice))
 
-    # The density, and what follows from it.
+    # The density and its derivatives.
 
     def _joint(self, theta: PyTree) -> Float[Array, "K ..."]:
         """log π_k + log q_k(θ)."""
@@ -167,15 +170,15 @@ class Mixture(Family):
     def hessian(self, theta: PyTree) -> Float[Array, "P P"]:
         """∇²log q(θ) = Σ_j r_j[A_jj − S_j − Σ_i r_i A_ij], for Gaussian components  (`eq:mixexp_2nd`)."""
         responsibilities, slopes, score = self._slopes(theta)
-        return self._spread(responsibilities, slopes, score, FULL) - FULL.average(
+        return self._score_variance(responsibilities, slopes, score, FULL) - FULL.average(
             self._precisions(theta, FULL), responsibilities
         )
 
     def _slopes(self, theta: PyTree) -> tuple[Array, PyTree, PyTree]:
-        """r_j, S_j(m_j − θ), and their average: the score."""
+        """r_j, the components' scores S_j(m_j − θ), and their average, the score of the mixture."""
         if not isinstance(self.components, GaussianFamily):
             raise ValueError(
-                f"The derivatives of a mixture's density are known for Gaussian components, and these are "
+                f"The score of a mixture has a closed form for Gaussian components only, and these are "
                 f"{type(self.components).__name__}s: use jax.grad of its log_prob."
             )
         responsibilities = self.responsibilities(theta)
@@ -183,46 +186,55 @@ class Mixture(Family):
         return responsibilities, slopes, average_leaves(slopes, responsibilities)
 
     def _precisions(self, theta: PyTree, structure: Structure) -> Any:
+        """The S_j in a structure, along a leading axis."""
         return self.each(lambda c: c.prior_curvature(structure, theta))
 
-    def _spread(self, weights: Array, slopes: PyTree, score: PyTree, structure: Structure) -> Any:
+    def _score_variance(self, weights: Array, slopes: PyTree, score: PyTree, structure: Structure) -> Any:
         """Σ_j r_j (d_j − d̄)(d_j − d̄)ᵀ = Σ_j r_j[A_jj − Σ_i r_i A_ij]: no difference of large numbers."""
         return structure.outer_sum(jax.tree.map(jnp.subtract, slopes, score), weights)
 
     def repulsion(self, index: Int[Array, ""]) -> Responsibility:
-        """−log r_k(θ): what keeps component k away from the others."""
+        """−log r_k(θ), the loss term that keeps component k away from the others."""
         return Responsibility(self, index)
 
     # Entropies.
 
-    def entropy(self, key: Any = None, samples: int = 4096) -> Float[Array, ""]:
-        """H(q), which has no closed form: from `samples` draws of every component (always the same ones without a
-        key); the standard error is of the order of 1/√samples nats."""
+    def entropy(self, key: Key | None = None, samples: int = 4096) -> Float[Array, ""]:
+        """H(q) by Monte Carlo, because it has no closed form; the standard error is of the order of 1/√samples nats.
+
+        Args:
+            key: for the draws; without one they are the same in every call.
+            samples: the number of draws of each component.
+        """
         key = jax.random.key(0) if key is None else key
         keys = jax.random.split(key, self.count)
-        drawn = self.each(lambda c, k: c.sample(k, (samples,)), keys)
+        draws = self.each(lambda c, k: c.sample(k, (samples,)), keys)
         index = jnp.arange(self.count)
-        rest = jax.vmap(lambda t, k: jnp.mean(self.log_responsibilities(t)[..., k]))(drawn, index)
-        return self.joint_entropy() + self.average(rest)
+        log_responsibility = jax.vmap(lambda t, k: jnp.mean(self.log_responsibilities(t)[..., k]))(draws, index)
+        return self.joint_entropy() + self.average(log_responsibility)
 
     def joint_entropy(self) -> Float[Array, ""]:
         """H(q(θ, z)) = H(π) + Σ_k π_k H(q_k); H(q) is this plus E log r_z."""
         return self.choice.entropy() + self.average(self.each(lambda c: jnp.sum(c.joint_entropy())))
 
-    # What the rule asks.
+    # The rule.
 
     def sample(self, key: Key, shape: tuple[int, ...] = ()) -> PyTree:
-        which, drawing = jax.random.split(key)
-        z = jax.random.categorical(which, self.choice.logits, shape=shape)
-        keys = jax.random.split(drawing, z.size)
-        drawn = jax.vmap(lambda index, k: self.component(index).sample(k))(z.reshape(-1), keys)
-        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), drawn)
+        choice_key, draw_key = jax.random.split(key)
+        z = jax.random.categorical(choice_key, self.choice.logits, shape=shape)
+        keys = jax.random.split(draw_key, z.size)
+        draws = jax.vmap(lambda index, k: self.component(index).sample(k))(z.reshape(-1), keys)
+        return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), draws)
 
     def moved(self, step: Step) -> Self:
         raise ValueError("A mixture is moved a component at a time, with its responsibilities: use rule.step.")
 
     def chosen(self, step: Step) -> Categorical:
-        """π after a step whose gradient is each component's E_{q_k}[ℓ̄ + τ(log q_k − log r_k)]."""
+        """The distribution of z after a step.
+
+        Args:
+            step: its gradient has, for each component, E_{q_k}[ℓ̄ + τ(log q_k − log r_k)].
+        """
         if not self.learnt:
             return self.choice
         gradient = self.choice.enumerated_gradient(step.gradient, None)
@@ -235,7 +247,7 @@ class Mixture(Family):
         return self.with_parts(self.each(lambda c: c.with_scaled_precision(factor)), self.choice)
 
     def pruned(self, least: float = 1e-3) -> Self:
-        """The mixture without the components of less than this weight (not for use in a trace)."""
+        """The mixture without the components whose weight is below `least`; not for use inside `jit`."""
         kept = jnp.flatnonzero(self.weights >= least)
         if not kept.size:
             raise ValueError(f"No component has a weight of {least:g} or more; the largest is {self.weights.max():g}.")
@@ -252,18 +264,24 @@ class Responsibility(eqx.Module):
         return -self.mixture.log_responsibilities(theta)[..., self.index]
 
     def at(self, theta: PyTree, structure: Structure) -> tuple[Array, PyTree, Any]:
-        """−log r_k, its gradient ∇log q − ∇log q_k and its Hessian ∇²log q + S_k (`eq:mixexp_1st`, `eq:mixexp_2nd`)."""
+        """−log r_k, its gradient ∇log q − ∇log q_k and its Hessian ∇²log q + S_k (`eq:mixexp_1st`, `eq:mixexp_2nd`).
+
+        Args:
+            theta: one point.
+            structure: the form of the Hessian; no Hessian is computed for one that holds nothing.
+        """
         responsibilities, slopes, score = self.mixture._slopes(theta)
-        own = lambda tree: jax.tree.map(lambda x: x[self.index], tree)
-        gradient = jax.tree.map(jnp.subtract, score, own(slopes))
+        component_score = jax.tree.map(lambda x: x[self.index], slopes)
+        gradient = jax.tree.map(jnp.subtract, score, component_score)
         precisions = self.mixture._precisions(theta, structure)
-        beside = jax.tree.map(lambda s: s[self.index] - s, precisions)
-        spread = self.mixture._spread(responsibilities, slopes, score, structure)
-        return self(theta), gradient, structure.add(spread, structure.average(beside, responsibilities))
+        differences = jax.tree.map(lambda s: s[self.index] - s, precisions)
+        score_variance = self.mixture._score_variance(responsibilities, slopes, score, structure)
+        hessian = structure.add(score_variance, structure.average(differences, responsibilities))
+        return self(theta), gradient, hessian
 
 
 def _stack(components: Any, count: int) -> Any:
-    """Components along a leading axis of every leaf."""
+    """Check K components and stack their arrays along a leading axis."""
     if isinstance(components, Sequence):
         kinds = {type(c).__name__ for c in components}
         shapes = {str((jax.tree.structure(c), [jnp.shape(x) for x in jax.tree.leaves(c)])) for c in components}

@@ -1,4 +1,4 @@
-"""The spike-and-slab mixture behind dropout: each unit's weights are a Gaussian, or zero."""
+"""The spike-and-slab mixture behind dropout: each unit's weights are a Gaussian, or nearly zero (section 4.3)."""
 
 from __future__ import annotations
 
@@ -28,22 +28,27 @@ class SpikeSlab(Family):
     dense layer's (inputs, outputs) matrix, an input channel of a convolution's (…, inputs, outputs)). Leaves with
     fewer axes, such as biases, have no units and are always kept.
 
-    `slab` is any Gaussian over the parameters, `keep` π₁: one number, or one for each leaf (a pytree whose structure
-    begins the parameters'; 1 for a layer without dropout). `spike` is the precision s₀ at zero. The step is the slab's
-    own, on derivatives weighted by z/π₁ (`eq:von_dropout_1`, `eq:von_dropout_2`). With `learnt` the keep
-    probabilities move too: $κ ← κ − ρ[∇_{μ_z}E_q\barℓ + τ(κ − κ_0)]$ with κ = logit π₁ and κ₀ where it began; ρ is
-    the precision's rate.
+    The step is the slab's own, on derivatives weighted by z/π₁ (`eq:von_dropout_1`, `eq:von_dropout_2`). With `learnt`
+    the keep probabilities move too: $κ ← κ − ρ[∇_{μ_z}E_q\barℓ + τ(κ − κ_0)]$ with κ = logit π₁, its initial value κ₀,
+    and the precision's rate ρ.
 
     >>> import jax.numpy as jnp
     >>> from bayesrule.families.gaussian.fixed import FixedGaussian
     >>> q = SpikeSlab(FixedGaussian({"w": jnp.ones((2, 3)), "b": jnp.ones(3)}), 0.8)
     >>> float(q.mean["w"][0, 0]), float(q.mean["b"][0])
     (0.8, 1.0)
+
+    Args:
+        slab: any Gaussian over the parameters.
+        keep: π₁, one number, or a pytree of numbers whose structure is a prefix of the parameters', one for each
+            layer; 1 for a layer without dropout.
+        spike: the precision s₀ at zero.
+        learnt: whether the keep probabilities move too.
     """
 
     slab: Any
     keep: PyTree
-    first: PyTree
+    initial_keep: PyTree
     spike: Any
     learnt: bool = eqx.field(static=True)
     label: ClassVar[str] = "Mixture of Gaussians"
@@ -63,13 +68,13 @@ class SpikeSlab(Family):
         if not isinstance(slab, GaussianFamily):
             raise ValueError(f"The slab of a SpikeSlab is a Gaussian, got {type(slab).__name__}.")
         self.slab = slab
-        self.keep = _spread(keep, slab.mean)
-        if all(leaf.ndim < 2 for leaf in jax.tree.leaves(slab.mean)) and not _always(keep):
+        self.keep = _keep_by_leaf(keep, slab.mean)
+        if all(leaf.ndim < 2 for leaf in jax.tree.leaves(slab.mean)) and not _keeps_all(keep):
             raise ValueError(
-                "Dropout drops the inputs of layers, rows of (inputs, outputs) leaves, and here every leaf has fewer "
-                "than two axes: shape the parameters so, or use the algorithm without dropout."
+                "Dropout drops the inputs of layers, which are rows of (inputs, outputs) leaves, but every leaf of "
+                "these parameters has fewer than two axes: reshape them, or use the algorithm without dropout."
             )
-        self.first = self.keep
+        self.initial_keep = self.keep
         self.spike = jnp.asarray(spike, jnp.result_type(*jax.tree.leaves(slab.mean)))
         self.learnt = learnt
 
@@ -90,7 +95,7 @@ class SpikeSlab(Family):
 
     @property
     def mean(self) -> PyTree:
-        """π₁m: what a unit's weights are on average, and the network to predict with."""
+        """π₁m, the average of a unit's weights, and the network to predict with."""
         return jax.tree.map(lambda k, m: k.astype(m.dtype) * m, self.keep, self.slab.mean)
 
     @property
@@ -110,7 +115,12 @@ class SpikeSlab(Family):
         return tuple(n if axis == leaf.ndim - 2 else 1 for axis, n in enumerate(leaf.shape))
 
     def masks(self, uniform: PyTree, relaxation: Any = None) -> PyTree:
-        """z from uniform numbers, one a unit: 0 or 1, or in between by the Concrete relaxation."""
+        """The masks z, 0 or 1 for each unit, or between them by the Concrete relaxation.
+
+        Args:
+            uniform: one uniform number for each unit, as from `uniform`.
+            relaxation: the temperature of the relaxation; None for hard masks.
+        """
 
         def leaf(u: Array, keep: Array) -> Array:
             if relaxation is None:
@@ -121,11 +131,11 @@ class SpikeSlab(Family):
 
         return jax.tree.map(leaf, uniform, self.keep)
 
-    # What the rule asks.
+    # The rule.
 
     def to_step_terms(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
         if factors is None:
-            raise ValueError("A SpikeSlab is looked at where some units are dropped: use Masks() points.")
+            raise ValueError("A SpikeSlab evaluates the loss where some units are dropped: use Masks() points.")
         weights, slopes = factors
         weighted = jax.tree.map(lambda g, w: g * w.astype(g.dtype), gradient, weights)
         curvature = self.structure.multiply_entries(curvature, weights, lambda: self._pairs(weights))
@@ -138,22 +148,22 @@ class SpikeSlab(Family):
         return {"slab": weighted, "keep": jax.tree.map(slope, gradient, self.slab.mean, slopes)}, curvature
 
     def _pairs(self, weights: PyTree) -> Float[Array, "P P"]:
-        """What multiplies the Hessian's entries: z/π₁ within a unit, the product of both between two."""
+        """The weights of the Hessian's entries: z/π₁ within a unit, the product of both units' between two."""
         flat = ravel(jax.tree.map(lambda w, m: jnp.broadcast_to(w, m.shape), weights, self.slab.mean))
-        places, start = [], 0
+        units_by_leaf, start = [], 0
         for leaf in jax.tree.leaves(self.slab.mean):
             shape = self.units(leaf) if leaf.ndim > 1 else leaf.shape
-            own = start + jnp.arange(math.prod(shape)).reshape(shape)
-            places.append(jnp.broadcast_to(own, leaf.shape).reshape(-1))
+            leaf_units = start + jnp.arange(math.prod(shape)).reshape(shape)
+            units_by_leaf.append(jnp.broadcast_to(leaf_units, leaf.shape).reshape(-1))
             start += math.prod(shape)
-        place = jnp.concatenate(places)
-        same = place[:, None] == place[None, :]
-        return jnp.where(same, flat[:, None], flat[:, None] * flat[None, :])
+        unit = jnp.concatenate(units_by_leaf)
+        same_unit = unit[:, None] == unit[None, :]
+        return jnp.where(same_unit, flat[:, None], flat[:, None] * flat[None, :])
 
     def from_gaussian_terms(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
         if not self.learnt or gradient is None:
             return gradient, curvature
-        # E_q R is π₁R(m_j): for a quadratic R its slope in π₁ is half of m·∇R.
+        # E_q R is π₁R(m_j), and for a quadratic R its derivative in π₁ is ½ m·∇R.
         slope = lambda g, m: 0.5 * jnp.mean(_by_unit(g * m)) if m.ndim > 1 else jnp.zeros((), m.dtype)
         return {"slab": gradient, "keep": jax.tree.map(slope, gradient, self.slab.mean)}, curvature
 
@@ -171,13 +181,13 @@ class SpikeSlab(Family):
         if not self.learnt:
             return eqx.tree_at(lambda q: q.slab, self, slab)
 
-        def leaf(keep: Array, first: Array, slope: Array) -> Array:
+        def leaf(keep: Array, initial: Array, slope: Array) -> Array:
             logit = _logit(keep)
-            pull = slope.astype(keep.dtype) + jnp.asarray(step.temperature, keep.dtype) * (logit - _logit(first))
-            new = jax.nn.sigmoid(logit - jnp.asarray(step.precision_rate, keep.dtype) * pull)
-            return jnp.where((keep > 0) & (keep < 1), new, keep)  # what is always kept stays so
+            direction = slope.astype(keep.dtype) + jnp.asarray(step.temperature, keep.dtype) * (logit - _logit(initial))
+            new = jax.nn.sigmoid(logit - jnp.asarray(step.precision_rate, keep.dtype) * direction)
+            return jnp.where((keep > 0) & (keep < 1), new, keep)  # a layer without dropout stays one
 
-        keep = jax.tree.map(leaf, self.keep, self.first, step.gradient["keep"])
+        keep = jax.tree.map(leaf, self.keep, self.initial_keep, step.gradient["keep"])
         return eqx.tree_at(lambda q: (q.slab, q.keep), self, (slab, keep))
 
     def with_scaled_precision(self, factor: Any) -> Self:
@@ -203,16 +213,16 @@ class SpikeSlab(Family):
         spike = unravel(noise / jnp.sqrt(self.spike), self.slab.mean)
         return jax.tree.map(lambda m, a, b: jnp.where(m > 0, a, b), z, slab, spike)
 
-    def uniform(self, key: Any, shape: tuple[int, ...] = ()) -> PyTree:
-        """A uniform number for each unit."""
+    def uniform(self, key: Key, shape: tuple[int, ...] = ()) -> PyTree:
+        """A uniform number for each unit, with leading axes `shape`; called by `Masks` points."""
         leaves, treedef = jax.tree.flatten(self.slab.mean)
         keys = jax.random.split(key, len(leaves))
-        drawn = [jax.random.uniform(k, (*shape, *self.units(m)), m.dtype) for k, m in zip(keys, leaves, strict=True)]
-        return jax.tree.unflatten(treedef, drawn)
+        draws = [jax.random.uniform(k, (*shape, *self.units(m)), m.dtype) for k, m in zip(keys, leaves, strict=True)]
+        return jax.tree.unflatten(treedef, draws)
 
     def log_prob(self, theta: PyTree) -> Float[Array, "..."]:
         if not self.slab.elementwise:
-            raise ValueError("A SpikeSlab's density is known unit by unit, which needs a fixed or diagonal slab.")
+            raise ValueError("The density of a SpikeSlab factorizes over units only if its slab is fixed or diagonal.")
         precision = jax.tree.map(lambda v: 1 / v, self.slab.variance())
 
         def leaf(t: Array, m: Array, s: Array, keep: Array) -> Array:
@@ -229,14 +239,14 @@ class SpikeSlab(Family):
         )
 
     def entropy(self) -> Float[Array, ""]:
-        """H(z) + E_z H(q(θ | z)), for a slab and a spike that lie far apart, as in the derivation."""
+        """H(z) + E_z H(q(θ | z)), which assumes that slab and spike hardly overlap, as the paper's derivation does."""
 
         def leaf(m: Array, v: Array, keep: Array) -> Array:
-            width = lambda variance: 0.5 * (1 + math.log(2 * math.pi) + jnp.log(variance))
-            slab, spike = jnp.sum(width(v)), m.size * width(1 / jnp.asarray(self.spike, m.dtype))
+            gaussian_entropy = lambda variance: 0.5 * (1 + math.log(2 * math.pi) + jnp.log(variance))
+            slab, spike = jnp.sum(gaussian_entropy(v)), m.size * gaussian_entropy(1 / jnp.asarray(self.spike, m.dtype))
             count = m.shape[-2] if m.ndim > 1 else 0
-            choice = -count * (xlogy(keep, keep) + xlogy(1 - keep, 1 - keep))
-            return choice + keep * slab + (1 - keep) * spike
+            mask_entropy = -count * (xlogy(keep, keep) + xlogy(1 - keep, 1 - keep))
+            return mask_entropy + keep * slab + (1 - keep) * spike
 
         parts = jax.tree.map(leaf, self.slab.mean, self.slab.variance(), self.keep)
         return sum(jax.tree.leaves(parts), start=jnp.zeros(()))
@@ -247,7 +257,8 @@ def _by_unit(x: Array) -> Array:
     return jnp.sum(x, axis=tuple(axis for axis in range(x.ndim) if axis != x.ndim - 2), keepdims=True)
 
 
-def _always(keep: PyTree) -> bool:
+def _keeps_all(keep: PyTree) -> bool:
+    """Whether every keep probability is known to be 1."""
     return not any(isinstance(k, Tracer) or float(k) < 1 for k in jax.tree.leaves(keep))
 
 
@@ -255,19 +266,20 @@ def _logit(p: Array) -> Array:
     return jnp.log(p) - jnp.log1p(-p)
 
 
-def _spread(keep: PyTree, mean: PyTree) -> PyTree:
-    """One probability for each leaf; leaves without units are always kept."""
+def _keep_by_leaf(keep: PyTree, mean: PyTree) -> PyTree:
+    """One keep probability for each leaf; leaves without units are always kept."""
 
-    def below(k: Any, part: PyTree) -> PyTree:
+    def for_leaves(k: Any, part: PyTree) -> PyTree:
         if not isinstance(k, Tracer) and not 0 < float(k) <= 1:
-            raise ValueError(f"A keep probability is above 0 and at most 1, got {float(k):g}.")
+            raise ValueError(f"A keep probability must be above 0 and at most 1, got {float(k):g}.")
         return jax.tree.map(lambda m: jnp.asarray(k if m.ndim > 1 else 1.0, m.dtype), part)
 
     try:
-        return jax.tree.map(below, keep, mean)
+        return jax.tree.map(for_leaves, keep, mean)
     except ValueError as error:
         if "keep probability" in str(error):
             raise
         raise ValueError(
-            "keep= is one number, or a pytree whose structure begins the parameters': one number for each layer."
+            "keep= is one number, or a pytree of numbers whose structure is a prefix of the parameters' (one for each "
+            "layer)."
         ) from None

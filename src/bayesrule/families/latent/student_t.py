@@ -15,7 +15,7 @@ from ...numerics.random import Key
 from ...numerics.trees import unravel
 from ...steps.step import Step
 from ..gaussian.full import Gaussian
-from .base import ConditionalFamily, one_gaussian, tensor
+from .base import ConditionalFamily, product_rule, unbatched_gaussian
 
 
 class StudentT(ConditionalFamily):
@@ -25,14 +25,16 @@ class StudentT(ConditionalFamily):
     $S ← (1−ρτ)S + ρE[w∇^2f]$, $m ← m − ρS^{-1}E[∇f]$ with $f = \barℓ − τ\log q(w|θ)$ (section 3.2; Lin, Khan and
     Schmidt, 2019). At a point θ, w is $E[w|θ] = (ν + Q)/(ν + P − 2)$ with $Q = (θ−m)^⊤S(θ−m)$.
 
-    `mean` is any pytree, `precision` a number or a matrix over the ravelled mean. `dof` is ν, a fixed number above 2:
-    below that θ has no covariance, w no expectation, and E[w∇²f] is infinite even for a quadratic. (The step's
-    variance over draws is finite where curvature is bounded and ν > 4.)
-
     >>> import jax.numpy as jnp
     >>> q = StudentT(jnp.zeros(2), jnp.eye(2), 4.0)
     >>> [float(v) for v in q.variance()], round(float(q.log_prob(jnp.zeros(2))), 4)
     ([2.0, 2.0], -1.8379)
+
+    Args:
+        mean: m, any pytree.
+        precision: S, a number or a matrix over the ravelled mean; the covariance is $ν/(ν−2) S^{-1}$.
+        dof: ν, a fixed number above 2: up to 2, θ has no covariance, w no expectation, and $E[w∇^2f]$ is infinite even
+            for a quadratic f. (The variance of the step over draws is finite if ν > 4 and the curvature is bounded.)
     """
 
     core: Gaussian
@@ -40,7 +42,7 @@ class StudentT(ConditionalFamily):
     label: ClassVar[str] = "Student-t"
     meaning: ClassVar[str] = "q(θ) = ∫ N(θ | m, wS⁻¹) q(w) dw, 1/w ~ Gamma(ν/2, ν/2), moved as q(θ, w)"
     update: ClassVar[str] = "S ← (1 − ρτ)S + ρ E[w∇²f],  m ← m − ρ S⁻¹ E[∇f],  f = ℓ̄ − τ log q(w | θ)"
-    asked: ClassVar[str] = "dof"
+    required_choice: ClassVar[str] = "dof"
     symmetric: ClassVar[bool] = True
 
     def __init__(self, mean: PyTree, precision: Any, dof: float):
@@ -49,7 +51,7 @@ class StudentT(ConditionalFamily):
                 f"dof= is a fixed number above 2, where a Student-t has a covariance and the rule's step is finite "
                 f"(for dof = ∞ use Gaussian), got {dof!r}."
             )
-        self.core, self.dof = one_gaussian("StudentT", mean, precision), float(dof)
+        self.core, self.dof = unbatched_gaussian("StudentT", mean, precision), float(dof)
 
     @property
     def mean(self) -> PyTree:
@@ -71,7 +73,7 @@ class StudentT(ConditionalFamily):
 
     @property
     def _constant(self) -> float:
-        """log q(m) less that of a Gaussian, and its entropy's part: in float64, for the numbers are large."""
+        """log q(m) + H(N(m, S⁻¹)), in float64 because it is a small difference of large log-gammas."""
         from scipy.special import betaln
 
         half, size = self.dof / 2, self.noise_size
@@ -89,8 +91,8 @@ class StudentT(ConditionalFamily):
 
     def hessian(self, theta: PyTree) -> Float[Array, "P P"]:
         slope, distance = self._distance(theta)
-        whole = self.dof + distance
-        return (self.dof + self.noise_size) / whole * (2 * jnp.outer(slope, slope) / whole - self.precision)
+        total = self.dof + distance
+        return (self.dof + self.noise_size) / total * (2 * jnp.outer(slope, slope) / total - self.precision)
 
     def entropy(self) -> Float[Array, ""]:
         half, size = self.dof / 2, self.noise_size
@@ -98,7 +100,7 @@ class StudentT(ConditionalFamily):
         return self.core.entropy() - self._constant + (half + size / 2) * tail
 
     def joint_entropy(self) -> Float[Array, ""]:
-        """H(q(w)) + E_w H(q(θ | w)), the second ½P E log w more than the Gaussian's."""
+        """H(q(w)) + E_w H(q(θ | w)), where the second is the Gaussian's entropy plus ½P E log w."""
         half = self.dof / 2
         digamma = _digamma(half)
         scale = half + math.log(half) + math.lgamma(half) - (1 + half) * digamma
@@ -115,16 +117,18 @@ class StudentT(ConditionalFamily):
         return self.noise_size
 
     def grid(self, order: int) -> tuple[PyTree, Float[Array, " S"]]:
-        """One entry after another: given those before it, each of a standard t's entries is a t with one ν more.
+        """The product of rules for a t with ν, ν + 1, … degrees of freedom.
 
-        From order 2 on it is exact for quadratic losses, and the tilt's curvature is 0 on it, as it is under q.
+        Given the entries before it, each entry of a standard t is a scaled t with one more degree of freedom. From
+        order 2 on the grid is exact for quadratic losses, and the latent correction's curvature averages to 0 on it, as
+        it does under q.
         """
-        points, weights = tensor(*[_rule(order, self.dof + j) for j in range(self.noise_size)])
+        points, weights = product_rule(*[_rule(order, self.dof + j) for j in range(self.noise_size)])
         for j in range(1, self.noise_size):
             points[:, j] *= np.sqrt((self.dof + np.sum(points[:, :j] ** 2, axis=1)) / (self.dof + j))
         return self.core.transformed(jnp.asarray(points, self.precision.dtype)), jnp.asarray(weights)
 
-    # What the rule asks.
+    # The rule.
 
     def to_step_terms(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
         scale = (self.dof + self._distance(theta)[1]) / (self.dof + self.noise_size - 2)  # E[w | θ]
@@ -137,24 +141,24 @@ class StudentT(ConditionalFamily):
         return eqx.tree_at(lambda q: q.core, self, self.core.moved(step))
 
     def decrement(self, step: Step) -> Float[Array, ""]:
-        """A Gaussian's, for the Fisher information of q(θ, w) in (m, S) is a Gaussian's."""
+        """The Gaussian's, because the Fisher information of q(θ, w) in (m, S) is a Gaussian's."""
         return self.core.decrement(step)
 
 
 def _digamma(x: float) -> float:
-    from scipy.special import digamma  # here, so that it is not loaded with the library
+    from scipy.special import digamma  # imported late, so that importing bayesrule does not load SciPy
 
     return float(digamma(x))
 
 
 def _rule(order: int, dof: float) -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights for a standard t, exact for 1 + t² times polynomials in x = t/√(ν + t²).
+    """Nodes and weights for a standard t, exact for 1 + t²/ν times polynomials in x = t/√(ν + t²).
 
-    x has a density in proportion to (1 − x²)^(ν/2 − 1), and 1/(1 − x²) is 1 + t²/ν: so one factor 1 − x² is left to
-    the weights, and the rest is Jacobi's.
+    x has a density proportional to (1 − x²)^(ν/2 − 1), and 1 + t²/ν = 1/(1 − x²). So the rule is Jacobi's for
+    (1 − x²)^(ν/2 − 2), with one factor 1 − x² multiplied into the weights.
     """
     from scipy.special import roots_jacobi
 
     x, weights = roots_jacobi(order, dof / 2 - 2, dof / 2 - 2)
-    rest = (1 - x) * (1 + x)
-    return x * np.sqrt(dof / rest), rest * weights / np.sum(rest * weights)
+    factor = (1 - x) * (1 + x)
+    return x * np.sqrt(dof / factor), factor * weights / np.sum(factor * weights)

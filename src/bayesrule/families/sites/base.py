@@ -112,7 +112,7 @@ class SitedGaussian(ExponentialFamily):
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return bare(type(self), **fields | {"sites": natural} | self.solve_sites(natural)._asdict())
 
-    def with_base_of(self, other: Self) -> Self:
+    def with_base_of(self, other: Any) -> Self:
         """These sites on the other member's prior."""
         return other.with_natural(self.sites)
 
