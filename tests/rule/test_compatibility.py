@@ -229,5 +229,5 @@ def test_what_is_not_symmetric_has_no_mirrored_pairs():
 
 
 def test_a_start_is_something():
-    with pytest.raises(ValueError, match="give parameters"):
+    with pytest.raises(ValueError, match="needs a start: pass parameters"):
         blr.newton().init(None)
