@@ -106,15 +106,15 @@ def test_a_picture_shows_what_ran(pictures, monkeypatch):
 
 def test_the_page(pictures):
     text = render_gallery(pictures)
-    seen = Tags(text)
-    assert seen.sources == [f"{name}.svg" for name in QUICK]
-    assert seen.open in ([], ["html"])
+    parsed = Tags(text)
+    assert parsed.sources == [f"{name}.svg" for name in QUICK]
+    assert parsed.open in ([], ["html"])
     for picture in pictures:
-        assert picture.entry.title in seen.text
-        assert picture.entry.caption in seen.text
-        assert str(picture.rule.steps) in seen.text
-        assert repr(picture.rule.points) in seen.text
-        assert picture.entry.where in seen.text
+        assert picture.entry.title in parsed.text
+        assert picture.entry.caption in parsed.text
+        assert str(picture.rule.steps) in parsed.text
+        assert repr(picture.rule.points) in parsed.text
+        assert picture.entry.where in parsed.text
     assert "prefers-color-scheme: dark" in text
     assert "width=device-width" in text
     assert "http" not in text, "nothing is fetched"

@@ -29,16 +29,16 @@ VERSIONS = {"python": "3.12.3", "bayesrule": "0.1.0", "jax": "0.9.0", "numpy": "
 def binary() -> Run:
     """Breast cancer, logistic regression: coefficients, influence, a bound that rises in three fits."""
     data = load_breast_cancer()
-    x, y, train, test = _halves(data.data, data.target)
+    x, y, train, test = _split(data.data, data.target)
     model = LogisticRegression(C=0.5).fit(x[train], y[train])
     p = model.predict_proba(x[test])
     w = model.coef_[0]
-    std = _spread(x[train], model.predict_proba(x[train])[:, 1], 2.0)
+    std = _laplace_std(x[train], model.predict_proba(x[train])[:, 1], 2.0)
     names = [str(name) for name in data.feature_names]
     run = _run("breast_cancer", "diagnosis", "binary", "LogisticRegression", names, x, train, test)
     run.classes = ["malignant", "benign"]
     run.summary["target"] |= {"levels": run.classes, "top": [["benign", 357], ["malignant", 212]]}
-    run.metrics = _classified(p, y[test], y[train])
+    run.metrics = _class_metrics(p, y[test], y[train])
     run.test = {"row": test, "y": y[test], "probabilities": p}
     run.weights = {"name": names, "mean": w, "std": std}
     trust = model.predict_proba(x[train])[np.arange(len(train)), y[train]]
@@ -54,12 +54,12 @@ def binary() -> Run:
 def classes() -> Run:
     """Iris, with a probability for each of three."""
     data = load_iris()
-    x, y, train, test = _halves(data.data, data.target, 0.4)
+    x, y, train, test = _split(data.data, data.target, 0.4)
     model = LogisticRegression(C=0.3).fit(x[train], y[train])
     p = model.predict_proba(x[test])
     run = _run("iris", "species", "classes", "LogisticRegression", list(data.feature_names), x, train, test)
     run.classes = [str(name) for name in data.target_names]
-    run.metrics = _classified(p, y[test], y[train])
+    run.metrics = _class_metrics(p, y[test], y[train])
     run.test = {"row": test, "y": y[test], "probabilities": p}
     names = [f"{name} → {label}" for name in data.feature_names for label in run.classes]
     run.weights = {"name": names, "mean": model.coef_.T.ravel(), "std": np.full(12, 0.35)}
@@ -74,8 +74,8 @@ def many_classes(size: int = 60) -> Run:
     p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     run = _run("letters.csv", "letter", "classes", "MLPClassifier", ["a", "b"], rng.normal(size=(1200, 2)),
                np.arange(800), np.arange(800, 1200))  # fmt: skip
-    run.classes = [f"letter {place}" for place in range(size)]
-    run.metrics = _classified(p, y, y)
+    run.classes = [f"letter {index}" for index in range(size)]
+    run.metrics = _class_metrics(p, y, y)
     run.test = {"row": np.arange(800, 1200), "y": y, "probabilities": p}
     return run
 
@@ -83,7 +83,7 @@ def many_classes(size: int = 60) -> Run:
 def regression(rows: int | None = None) -> Run:
     """Diabetes, ridge regression; with `rows`, so many held-out rows made up."""
     data = load_diabetes()
-    x, y, train, test = _halves(data.data, data.target, 0.4)
+    x, y, train, test = _split(data.data, data.target, 0.4)
     model = BayesianRidge().fit(x[train], y[train])
     run = _run("diabetes", "progression", "regression", "RidgeRegression", list(data.feature_names), x, train, test)
     mean, std = model.predict(x[test], return_std=True)
@@ -93,7 +93,7 @@ def regression(rows: int | None = None) -> Run:
         mean, std, row = rng.normal(150, 50, rows), np.full(rows, 55.0), np.arange(rows)
         truth = mean + std * rng.standard_normal(rows)
         run.summary["test_rows"] = rows
-    run.metrics = _measured(truth, mean, std, y[train])
+    run.metrics = _numeric_metrics(truth, mean, std, y[train])
     run.test = {
         "row": row,
         "y": truth,
@@ -133,13 +133,13 @@ def counts() -> Run:
     rng = np.random.default_rng(3)
     x = rng.normal(size=(600, 4))
     y = rng.poisson(np.exp(1.5 + x @ np.array([0.6, -0.4, 0.2, 0.0])))
-    _, _, train, test = _halves(x, y, 0.5)
+    _, _, train, test = _split(x, y, 0.5)
     names = ["temperature", "rain", "weekend", "moon"]
     model = PoissonRegressor(alpha=1e-3).fit(x[train], y[train])
     mean = model.predict(x[test])
     std = np.sqrt(mean + (0.05 * mean) ** 2)
     run = _run("bicycles.csv", "hired", "counts", "PoissonRegression", names, x, train, test)
-    run.metrics = _measured(y[test], mean, std, y[train])
+    run.metrics = _numeric_metrics(y[test], mean, std, y[train])
     low, high = np.floor(np.maximum(mean - NINETY * std, 0)), np.ceil(mean + NINETY * std)
     run.test = {"row": test, "y": y[test], "mean": mean, "std": std, "low": low, "high": high}
     run.metrics["model"]["coverage90"] = float(np.mean((y[test] >= low) & (y[test] <= high)))
@@ -161,7 +161,7 @@ def sequence(past: int = 120) -> Run:
                 "low": mean - NINETY * std, "high": mean + NINETY * std}  # fmt: skip
     run.history = {"time": time[:past], "y": y[:past].copy(), "mean": signal[:past], "std": np.full(past, 5.4)}
     run.history["y"][past // 2 : past // 2 + 4] = np.nan
-    run.metrics = _measured(y[past:], mean, std, y[:past])
+    run.metrics = _numeric_metrics(y[past:], mean, std, y[:past])
     run.derivation = "conjugate, on a GaussianChain: Kalman's smoother in one step"
     run.weights, run.summary["columns"] = {}, []
     return run
@@ -178,21 +178,21 @@ TASKS = {
 }  # fmt: skip
 
 
-def _halves(x, y, share=0.25):
+def _split(x, y, share=0.25):
     x = (x - x.mean(0)) / x.std(0)
     order = np.random.default_rng(0).permutation(len(x))
     held = round(share * len(x))
     return x, y, np.sort(order[held:]), np.sort(order[:held])
 
 
-def _spread(x, p, precision):
+def _laplace_std(x, p, precision):
     """Laplace's standard deviations."""
     hessian = (x * (p * (1 - p))[:, None]).T @ x + precision * np.eye(x.shape[1])
     return np.sqrt(np.diag(np.linalg.inv(hessian)))
 
 
-def _classified(p, y, seen):
-    share = np.bincount(seen, minlength=p.shape[1]) / len(seen)
+def _class_metrics(p, y, y_train):
+    share = np.bincount(y_train, minlength=p.shape[1]) / len(y_train)
     base = np.tile(share, (len(y), 1))
     return {
         "model": _scores(p, y),
@@ -203,8 +203,8 @@ def _classified(p, y, seen):
 
 def _scores(p, y):
     right, confidence = p.argmax(1) == y, p.max(1)
-    place = np.clip(np.ceil(confidence * 10).astype(int) - 1, 0, 9)
-    gaps = [abs(np.sum(right[place == each] - confidence[place == each])) for each in range(10)]
+    bin_index = np.clip(np.ceil(confidence * 10).astype(int) - 1, 0, 9)
+    gaps = [abs(np.sum(right[bin_index == each] - confidence[bin_index == each])) for each in range(10)]
     return {
         "nll": float(-np.mean(np.log(np.maximum(p[np.arange(len(y)), y], 1e-300)))),
         "accuracy": float(np.mean(right)),
@@ -213,7 +213,7 @@ def _scores(p, y):
     }
 
 
-def _measured(y, mean, std, seen):
+def _numeric_metrics(y, mean, std, y_train):
     def scores(mean, std):
         z = (y - mean) / std
         return {
@@ -223,7 +223,7 @@ def _measured(y, mean, std, seen):
             "coverage90": float(np.mean(np.abs(z) <= NINETY)),
         }
 
-    wide = scores(np.full(len(y), seen.mean()), np.full(len(y), seen.std()))
+    wide = scores(np.full(len(y), y_train.mean()), np.full(len(y), y_train.std()))
     return {
         "model": scores(mean, std),
         "baseline": wide,

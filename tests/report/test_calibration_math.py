@@ -1,4 +1,4 @@
-"""What the report computes and draws: calibration beside SciPy and `bayesrule.metrics`, axes, curves, and parsing."""
+"""What the report computes and draws: calibration against SciPy and `bayesrule.metrics`, axes, curves, parsing."""
 
 import math
 import re
@@ -102,12 +102,12 @@ def test_the_configuration_is_yaml():
 
 @pytest.mark.parametrize(("low", "high"), [(0, 1), (-3e-9, 5e-9), (1e12, 3e12), (99.999, 100.001), (-7, -7), (0, 0)])
 def test_ticks_are_round_apart_and_inside(low, high):
-    found = round_ticks(low, high, 6)
-    assert 2 <= len(found) <= 11
-    assert len({label for _, label in found}) == len(found)
+    ticks = round_ticks(low, high, 6)
+    assert 2 <= len(ticks) <= 11
+    assert len({label for _, label in ticks}) == len(ticks)
     if high > low:
         slack = 1e-6 * (high - low)
-        assert all(low - slack <= place <= high + slack for place, _ in found)
+        assert all(low - slack <= value <= high + slack for value, _ in ticks)
 
 
 def test_limits_leave_out_what_is_out_of_all_proportion():

@@ -25,10 +25,10 @@ class Reader(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.open, self.seen, self.ids, self.text, self.links = [], [], [], [], []
+        self.open, self.tags, self.ids, self.text, self.links = [], [], [], [], []
 
     def handle_starttag(self, tag, attrs):
-        self.seen.append(tag)
+        self.tags.append(tag)
         values = dict(attrs)
         assert len(values) == len(attrs), f"an attribute twice in {tag}"
         self.ids += [values["id"]] if "id" in values else []
@@ -53,14 +53,14 @@ def read(run):
     reader.feed(text)
     reader.close()
     assert not reader.open
-    assert not {"script", "link", "iframe", "img", "object"} & set(reader.seen)
+    assert not {"script", "link", "iframe", "img", "object"} & set(reader.tags)
     assert all(link.startswith("#") and link[1:] in reader.ids for link in reader.links)
     assert len(reader.ids) == len(set(reader.ids))
-    for found in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
-        tree = ElementTree.fromstring(found)
+    for svg in re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL):
+        tree = ElementTree.fromstring(svg)
         assert tree.get("aria-label") or tree.get("aria-hidden")
-        drawn = " ".join(each.get("d", "") for each in tree.iter())
-        assert not re.search("nan|inf", drawn)
+        paths = " ".join(each.get("d", "") for each in tree.iter())
+        assert not re.search("nan|inf", paths)
     assert "nan" not in [word.strip(".,()") for word in " ".join(reader.text).lower().split()]
     return text, " ".join(" ".join(reader.text).split()), reader
 
@@ -73,7 +73,7 @@ def test_a_page_is_well_formed_and_small(name):
 
 
 def test_everything_is_there_for_two_classes():
-    text, said, reader = read(runs.binary())
+    text, visible_text, reader = read(runs.binary())
     assert reader.ids == ANCHORS
     for words in (
         "Predicting diagnosis from 31 columns of breast_cancer",
@@ -91,7 +91,7 @@ def test_everything_is_there_for_two_classes():
         "seed: 0",
         "numpy 2.3.5",
     ):
-        assert words in said.replace("\u202f", " "), words
+        assert words in visible_text.replace("\u202f", " "), words
     assert text.count('class="correct') + text.count('class="number correct') == 2
 
 
@@ -107,22 +107,22 @@ def test_everything_is_there_for_two_classes():
     ],
 )
 def test_each_task_says_its_own(name, words):
-    _, said, _ = read(runs.TASKS[name]())
+    _, visible_text, _ = read(runs.TASKS[name]())
     for each in words:
-        assert each.lower() in said.lower(), each
+        assert each.lower() in visible_text.lower(), each
 
 
 def test_what_is_not_there_is_left_out():
-    _, said, reader = read(runs.bare())
+    _, visible_text, reader = read(runs.bare())
     assert not reader.ids
-    assert "nav" not in reader.seen
-    assert said.startswith("Predicting the target from the data")
+    assert "nav" not in reader.tags
+    assert visible_text.startswith("Predicting the target from the data")
     run = runs.binary()
     run.influence, run.weights, run.trace, run.facts, run.derivation = {}, {}, {}, {}, ""
     run.metrics = {"model": {}, "baseline": {}}
-    _, said, reader = read(run)
+    _, visible_text, reader = read(run)
     assert reader.ids == ["calibration", "predictions", "rows", "data", "reproduction"]
-    assert "influential" not in said
+    assert "influential" not in visible_text
     run.test = {}
     assert read(run)[2].ids == ["data", "reproduction"]
 
@@ -152,9 +152,9 @@ def test_names_from_strangers_stay_text(name):
     run.versions = {HOSTILE: HOSTILE}
     run.seconds = {HOSTILE: 1.0}
     run.derivation = f"{HOSTILE}\n  family     {HOSTILE}  {HOSTILE}\n  points     {HOSTILE}\n  update     {HOSTILE}"
-    text, said, _ = read(run)
+    text, visible_text, _ = read(run)
     assert "<script" not in text
-    assert '<script>alert("1")</script>&amp;' in said
+    assert '<script>alert("1")</script>&amp;' in visible_text
     assert not set(text) & set("\u202e\x00\ud800")
     run.derivation = HOSTILE
     read(run)
@@ -163,9 +163,9 @@ def test_names_from_strangers_stay_text(name):
 def test_the_folders_of_the_data_are_nobodys_business():
     run = runs.binary()
     run.summary["source"] = "/home/someone/secret/table.csv"
-    _, said, _ = read(run)
-    assert "of table.csv" in said
-    assert "secret" not in said
+    _, visible_text, _ = read(run)
+    assert "of table.csv" in visible_text
+    assert "secret" not in visible_text
 
 
 @pytest.mark.parametrize("name", ["binary", "classes", "regression", "counts", "sequence", "network"])
@@ -196,8 +196,8 @@ def test_one_held_out_row(name):
     run = runs.TASKS[name]()
     run.test = {key: values[:1] for key, values in run.test.items()}
     run.summary["test_rows"] = 1
-    _, said, _ = read(run)
-    assert "1 held-out row:" in said or "the last 1 value," in said
+    _, visible_text, _ = read(run)
+    assert "1 held-out row:" in visible_text or "the last 1 value," in visible_text
 
 
 def test_constant_predictions_and_no_spread():
@@ -221,12 +221,12 @@ def test_large_runs_make_small_pages():
     run.summary["features"] = names
     run.trace = {"bound": -np.geomspace(1e6, 1, 100_000)}
     run.fits = list(range(0, 100_000, 10_000))
-    text, said, _ = read(run)
+    text, visible_text, _ = read(run)
     assert len(text) < 150_000
-    assert "980 more are not shown" in said
-    assert "40 of 1,000 columns, those with remarks first" in said
-    assert "feature 999 number 0 7" in said
-    assert "At most 200 rows are drawn" in said
+    assert "980 more are not shown" in visible_text
+    assert "40 of 1,000 columns, those with remarks first" in visible_text
+    assert "feature 999 number 0 7" in visible_text
+    assert "At most 200 rows are drawn" in visible_text
     many = runs.many_classes()
     many.test = {key: np.concatenate([values] * 250) for key, values in many.test.items()}
     assert len(read(many)[0]) < 100_000
@@ -236,15 +236,15 @@ def test_a_long_past_and_dates():
     run = runs.sequence(5000)
     days = np.datetime64("2010-01-01") + np.arange(5024)
     run.history["time"], run.test["time"] = days[:5000], days[5000:]
-    _, said, _ = read(run)
-    assert "The last 300 of 5,000 values of the history are drawn" in said
-    assert "2023-10-03" in said
+    _, visible_text, _ = read(run)
+    assert "The last 300 of 5,000 values of the history are drawn" in visible_text
+    assert "2023-10-03" in visible_text
     run.history["time"], run.test["time"] = days[:5000].astype(str), days[5000:].astype(str)
     assert "2023-10-03" in read(run)[1]
     run.history, run.test["time"] = {}, np.arange(1990, 2014)
-    _, said, _ = read(run)
-    assert "2000" in said
-    assert "2,000" not in said
+    _, visible_text, _ = read(run)
+    assert "2000" in visible_text
+    assert "2,000" not in visible_text
 
 
 def test_a_bound_that_falls_is_told_of():

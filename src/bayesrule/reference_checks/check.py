@@ -42,7 +42,7 @@ def check(reference: str, tolerance: float) -> Callable[[Callable[[Rule], float]
 def relative_error(actual: Any, expected: Any, start: Any = 0.0) -> float:
     """The largest absolute difference, divided by the largest distance of the reference from its start.
 
-    >>> apart([1.0, 2.2], [1.0, 2.0], start=1.5)
+    >>> relative_error([1.0, 2.2], [1.0, 2.0], start=1.5)
     0.4
     """
     actual, expected = np.asarray(actual, float), np.asarray(expected, float)

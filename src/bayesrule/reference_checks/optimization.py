@@ -85,7 +85,7 @@ def von(rule: Rule) -> float:
         return jnp.sum(jnp.exp(u) - 0.5 * u + 0.5 * u**2)
 
     first = Gaussian(jnp.asarray(start), jnp.asarray(2 * np.eye(2)))
-    found = trace_steps(rule, loss, first, steps=steps, keys=keys, read=lambda q: (q.mean, q.precision))
+    trace = trace_steps(rule, loss, first, steps=steps, keys=keys, read=lambda q: (q.mean, q.precision))
     mean, precision, means, precisions = start, 2 * np.eye(2), [], []
     draw_noise = jax.jit(jax.vmap(lambda key: normal(key, (5, 2), float)))
     for epsilon in np.asarray(draw_noise(jax.random.clone(keys))):
@@ -97,7 +97,7 @@ def von(rule: Rule) -> float:
         mean = mean - rate * np.linalg.solve(precision, gradients.mean(axis=0))
         means.append(mean)
         precisions.append(precision)
-    return max(relative_error(found[0], means, start), relative_error(found[1], precisions))
+    return max(relative_error(trace[0], means, start), relative_error(trace[1], precisions))
 
 
 def himmelblau(x: jax.Array) -> jax.Array:
