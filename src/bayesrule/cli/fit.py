@@ -32,15 +32,15 @@ def fit(
     model: Annotated[str | None, typer.Option(help="linear, mlp, binary-mlp or gp; state-space or hmm.")] = None,
     recipe: Annotated[str | None, typer.Option(help="The algorithm, by its name in `bayesrule table`.")] = None,
     time: Annotated[str | None, typer.Option(help="The column of times; the rows are then a sequence.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The directory of the run.  [default: run]")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="The directory of the run (default: run).")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file with any of these options.")] = None,
     param: Annotated[
         list[str] | None,
         typer.Option("--param", "-p", help="A parameter of the estimator, name=value; may be repeated."),
     ] = None,
-    test_size: Annotated[float | None, typer.Option(help="The share of rows held out.  [default: 0.2]")] = None,
+    test_size: Annotated[float | None, typer.Option(help="The share of rows held out (default: 0.2).")] = None,
     seed: Annotated[
-        int | None, typer.Option(help="The seed of the split and of all random numbers.  [default: 0]")
+        int | None, typer.Option(help="The seed of the split and of all random numbers (default: 0).")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
     quiet: Annotated[bool, _QUIET] = False,

@@ -19,7 +19,7 @@ def predict(
         str | None, typer.Argument(help="A file with the columns that the run was trained on.", show_default=False)
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A CSV file; without it CSV is printed.")] = None,
-    steps: Annotated[int | None, typer.Option(help="How many steps of a sequence to forecast.  [default: 12]")] = None,
+    steps: Annotated[int | None, typer.Option(help="How many steps of a sequence to forecast (default: 12).")] = None,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Predict new rows with uncertainty, as CSV.

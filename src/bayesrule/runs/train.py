@@ -150,9 +150,14 @@ def _train_rows(
     for column in columns:
         if column.get("note"):
             log(f"{column['name']!r}: {column['note']}")
-    missing = int(sum(column["missing"] for column in columns if column["used"]))
-    if missing:
-        log(f"{missing:,} missing values are filled from the other columns")
+    missing = {
+        kind: sum(column["missing"] for column in columns if column["used"] and column["kind"] == kind)
+        for kind in ("number", "category")
+    }
+    if missing["number"]:
+        log(f"{missing['number']:,} missing numbers are filled in from the other columns")
+    if missing["category"]:
+        log(f"{missing['category']:,} missing categories have 0 in all of their indicator columns")
     x_test = preprocessing.matrix(table.take(test_rows))
     name = estimator_name(task, config["model"])
     estimator = build(name, config["recipe"], config["params"], config["seed"])
