@@ -1,4 +1,4 @@
-"""What can go wrong at the command line is one line, exit code 2, and nothing left behind."""
+"""A mistake of the user is reported in one line with exit code 2, and leaves no files behind."""
 
 import gzip
 import json
@@ -16,7 +16,7 @@ def fit(folder, *arguments):
 
 
 @pytest.mark.parametrize(
-    ("content", "arguments", "said"),
+    ("content", "arguments", "message"),
     [
         (None, (), "There is no file"),
         (bytes(range(256)) * 9, (), "binary file"),
@@ -40,20 +40,20 @@ def fit(folder, *arguments):
         ("name,y\n" + "".join(f"row {i},{i % 2}\n" for i in range(10_000)), (), "No column is left"),
     ],
 )
-def test_wrong_input(tmp_path, content, arguments, said):
+def test_wrong_input(tmp_path, content, arguments, message):
     path = tmp_path / "data.csv"
     if content is not None:
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     before = set(tmp_path.iterdir())
     result = fit(tmp_path, path, *arguments)
     assert result.exit_code == 2, result.output
-    assert said in result.stderr
+    assert message in result.stderr
     assert result.stderr.strip().count("\n") == 0
     assert "Traceback" not in result.output
     assert set(tmp_path.iterdir()) == before
 
 
-def test_a_place_that_is_taken(tmp_path):
+def test_an_existing_directory_is_not_overwritten(tmp_path):
     (tmp_path / "data.csv").write_text(GOOD)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "thesis.txt").write_text("precious")
@@ -69,16 +69,16 @@ def test_debug_shows_where(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"), [("targett: y", "'targett'"), ("- 1", "list of options"), ("a: [", "is not YAML")]
+    ("text", "message"), [("targett: y", "'targett'"), ("- 1", "list of options"), ("a: [", "is not YAML")]
 )
-def test_a_wrong_configuration(tmp_path, text, said):
+def test_a_wrong_configuration(tmp_path, text, message):
     (tmp_path / "run.yaml").write_text(text)
     result = fit(tmp_path, tmp_path / "data.csv", "--config", tmp_path / "run.yaml")
     assert result.exit_code == 2
-    assert said in result.stderr
+    assert message in result.stderr
 
 
-def test_runs_that_are_not_there_or_not_ours(tmp_path):
+def test_missing_and_foreign_runs(tmp_path):
     invoke = lambda *a: CliRunner().invoke(app, [*map(str, a)])
     assert "is not a run" in invoke("predict", tmp_path / "run", "new.csv").stderr
     assert "no run to resume" in invoke("fit", "--resume", "--out", tmp_path / "run").stderr
@@ -95,7 +95,7 @@ def test_runs_that_are_not_there_or_not_ours(tmp_path):
     assert "damaged" in invoke("predict", folder, "new.csv").stderr
 
 
-def test_gzip_that_was_cut(tmp_path):
+def test_a_truncated_gzip_file(tmp_path):
     path = tmp_path / "data.csv.gz"
     path.write_bytes(gzip.compress(GOOD.encode())[:-20])
     result = fit(tmp_path, path)

@@ -1,4 +1,4 @@
-"""Gaussian processes as estimators: scikit-learn's checks, its numbers at the same kernel, and better ones chosen."""
+"""Gaussian processes: scikit-learn's checks, its numbers at the same kernel, and at least its evidence otherwise."""
 
 import pickle
 
@@ -32,7 +32,7 @@ def test_scikit_learn_checks(estimator, check):
 
 @pytest.mark.extended
 @parametrize_with_checks([GaussianProcessRegressor(), GaussianProcessClassifier()])
-def test_scikit_learn_checks_as_they_come(estimator, check):
+def test_scikit_learn_checks_at_default_settings(estimator, check):
     """With the search for the kernel, which takes most of the time."""
     check(estimator)
 
@@ -63,7 +63,7 @@ def test_laplace_is_scikit_learns_at_the_same_kernel():
     theirs = TheirClassifier(ConstantKernel(3.0) * TheirRBF(1.5), optimizer=None).fit(X, LABELS)
     assert_allclose(ours.bound_, theirs.log_marginal_likelihood_value_, rtol=1e-9)
     assert_allclose(ours.posterior_.mean, theirs.base_estimator_.f_cached, atol=1e-5)
-    # Theirs is five error functions for the logistic one.
+    # scikit-learn approximates the logistic function by five error functions.
     assert_allclose(ours.predict_proba(NEW), theirs.predict_proba(NEW), atol=1e-2)
 
 
@@ -156,5 +156,5 @@ def test_on_diabetes_and_breast_cancer():
         TheirClassifier(ConstantKernel() * TheirRBF(np.sqrt(30))).fit(x[::2], y[::2]),
     )
     assert ours.score(x[1::2], y[1::2]) > theirs.score(x[1::2], y[1::2]) - 0.01
-    x, y = datasets.load_wine(return_X_y=True)  # its classes are apart, and want kernels of large variance
+    x, y = datasets.load_wine(return_X_y=True)  # Its classes are separated, which needs kernels of large variance.
     assert GaussianProcessClassifier().fit(x[::2], y[::2]).score(x[1::2], y[1::2]) > 0.95

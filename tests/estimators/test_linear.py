@@ -31,8 +31,8 @@ def test_interface(estimator, check):
 
 @pytest.mark.extended
 @parametrize_with_checks([PoissonRegression(recipe="laplace"), LogisticRegression(), PoissonRegression()])
-def test_conventions_as_they_come(estimator, check):
-    """All checks of the estimators that do not run them every time, and with averages instead of Laplace's method."""
+def test_conventions_at_default_settings(estimator, check):
+    """All checks of the estimators that are only partly checked above, and with variational inference."""
     check(estimator)
 
 
@@ -51,7 +51,7 @@ def test_ridge_is_the_evidence_of_the_marginal_gaussian():
 
     best = evidence(model.prior_precision_, model.noise_)
     assert model.log_evidence_ == pytest.approx(best, rel=1e-10)
-    for factor in (0.9, 1.1):  # it is a maximum
+    for factor in (0.9, 1.1):  # It is a maximum.
         assert evidence(factor * model.prior_precision_, model.noise_) < best
         assert evidence(model.prior_precision_, factor * model.noise_) < best
     system = X.T @ X / model.noise_ + model.prior_precision_ * np.eye(4)
@@ -105,7 +105,7 @@ def test_ridge_streams():
 
 
 @pytest.mark.parametrize("given", [{"prior_precision": 2.0}, {"noise": 0.5}, {"prior_precision": 2.0, "noise": 0.5}])
-def test_ridge_takes_what_is_given(given):
+def test_ridge_uses_given_hyperparameters(given):
     X, y = standardized(load_diabetes)
     model = RidgeRegression(**given).fit(X, y / y.std())
     assert {name: pytest.approx(getattr(model, f"{name}_"), rel=1e-9) for name in given} == given
@@ -119,7 +119,7 @@ def test_logistic_is_the_posterior_mode_of_scikit_learns():
         if load is load_breast_cancer:
             np.testing.assert_allclose(ours.coef_, theirs.coef_[0], rtol=1e-4, atol=1e-5)
             continue
-        columns = blr_contrasts(3)  # its three scores sum to zero, as ours
+        columns = blr_contrasts(3)  # The three scores of scikit-learn sum to zero, as ours.
         np.testing.assert_allclose(columns @ ours.coef_, theirs.coef_, rtol=1e-4, atol=1e-4)
         scores = columns @ ours.intercept_
         np.testing.assert_allclose(scores, theirs.intercept_ - theirs.intercept_.mean(), atol=1e-4)
@@ -140,13 +140,13 @@ def test_poisson_is_the_posterior_mode_of_scikit_learns():
     np.testing.assert_allclose(ours.coef_, theirs.coef_, rtol=1e-5)
     assert float(ours.intercept_) == pytest.approx(theirs.intercept_, rel=1e-5)
     mean, std = ours.predict(X, return_std=True)
-    assert np.all(std > np.sqrt(mean))  # more than the counts' own spread
+    assert np.all(std > np.sqrt(mean))  # More than the standard deviation of the counts at a known rate.
     draws = ours.sample_predictive(X[:3], 20_000, random_state=1)
     np.testing.assert_allclose(draws.mean(0), mean[:3], rtol=0.03)
     np.testing.assert_allclose(draws.std(0), std[:3], rtol=0.03)
 
 
-def test_the_strength_is_a_maximum_of_the_bound():
+def test_the_prior_precision_maximizes_the_bound():
     X, y = standardized(load_breast_cancer)
     X = X[:, :6]
     model = LogisticRegression().fit(X, y)
@@ -174,7 +174,7 @@ def test_probabilities_are_averages_over_the_posterior():
 
 def test_a_recipe_is_a_name_or_a_rule():
     X, y = standardized(load_breast_cancer)
-    X = X[:, [1, 4, 8]]  # which have little to do with each other, as a diagonal posterior would have it
+    X = X[:, [1, 4, 8]]  # Nearly uncorrelated columns, for which a diagonal posterior is accurate.
     same = [LogisticRegression(recipe=recipe, prior_precision=1.0).fit(X, y) for recipe in ("laplace", blr.laplace())]
     np.testing.assert_allclose(same[0].coef_, same[1].coef_, rtol=1e-6)
     diagonal = LogisticRegression(recipe=blr.vogn(0.3), prior_precision=1.0, max_iter=300, random_state=0).fit(X, y)
@@ -204,7 +204,7 @@ def test_class_weights_are_sample_weights():
     np.testing.assert_allclose(balanced.coef_, weighted.coef_, rtol=1e-9)
 
 
-def test_they_sit_in_pipelines_and_searches():
+def test_pipelines_and_parameter_searches():
     pandas = pytest.importorskip("pandas")
     X, y = load_iris(return_X_y=True)
     frame = pandas.DataFrame(X, columns=["a", "b", "c", "d"])

@@ -1,4 +1,4 @@
-"""Networks as estimators: scikit-learn's own checks, recipes as values, streams, and how good their answers are."""
+"""Networks: scikit-learn's checks, recipes by name and by value, partial_fit, and the quality of predictions."""
 
 import pickle
 
@@ -44,13 +44,13 @@ def test_scikit_learn_checks(estimator, check):
         BinaryMLPClassifier(random_state=0),
     ]
 )
-def test_scikit_learn_checks_as_they_come(estimator, check):
-    """With draws of the weights, which take most of the time (to compile)."""
+def test_scikit_learn_checks_at_default_settings(estimator, check):
+    """With draws of the weights, whose compilation takes most of the time."""
     check(estimator)
 
 
 def test_a_weight_is_a_number_of_repetitions():
-    """With the default recipe's draws too: to the last digits, from the same noise, whatever the rows."""
+    """Also with the default recipe's draws, to the last digits: the noise does not depend on the rows."""
     counts = RANDOM.integers(0, 3, len(X))
     settings = {"hidden_layer_sizes": (4,), "max_iter": 60, "samples": 8, "random_state": 0}
     for kind, y in ((MLPClassifier, CLASSES), (BinaryMLPClassifier, CLASSES)):
@@ -76,7 +76,7 @@ def test_what_is_fitted(classifier, regressor):
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves((classifier.posterior_, classifier.state_)))
     assert classifier.score(X, CLASSES) > 0.8
     assert regressor.score(X, Y) > 0.8
-    assert 0.3 < regressor.noise_ < 9.0  # truly 1
+    assert 0.3 < regressor.noise_ < 9.0  # The true value is 1.
     mean, std = regressor.predict(X, return_std=True)
     assert np.all(std > np.sqrt(regressor.noise_))
     assert np.mean(np.abs(mean - Y) < 2 * std) > 0.85
@@ -203,7 +203,7 @@ def test_bad_settings(estimator, words):
 
 
 def compared(load, ours, theirs, judge, seeds=3):
-    """What both say of held-out rows, split by split, inputs standardised."""
+    """The scores of both on held-out rows, split by split, with standardised inputs."""
     x, y = load(return_X_y=True)
     found = []
     for seed in range(seeds):

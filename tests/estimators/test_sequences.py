@@ -1,4 +1,4 @@
-"""Hidden Markov models and state spaces as estimators: hmmlearn's and statsmodels' numbers, ragged series, checks."""
+"""Hidden Markov models and state spaces: numbers of hmmlearn and statsmodels, ragged series, scikit-learn's checks."""
 
 import pickle
 
@@ -123,7 +123,7 @@ def test_a_state_space_is_statsmodels(fitted):
 
 @pytest.mark.parametrize("name", ["gaussian", "space"])
 def test_series_of_many_lengths(name, fitted):
-    """Each is apart, and has an answer of its own length."""
+    """Series are independent, and each has a result of its own length."""
     model, rows = fitted[name], FITTED[name][1]
     parts = [rows[:50], rows[50:]]
     assert_allclose(model.score(parts), model.score(rows[:50]) + model.score(rows[50:]), rtol=1e-10)
@@ -133,7 +133,7 @@ def test_series_of_many_lengths(name, fitted):
 
 
 # That of a hidden Markov model is in tests/models/test_hmm.py.
-def test_steps_that_fill_buckets_change_nothing_and_spare_compiling(fitted, monkeypatch):
+def test_padding_changes_nothing_and_saves_compilation(fitted, monkeypatch):
     programs = run_chunk._cache_size()
     short = clone(fitted["space"]).fit(WAVES[:100])
     assert run_chunk._cache_size() == programs
@@ -145,7 +145,7 @@ def test_steps_that_fill_buckets_change_nothing_and_spare_compiling(fitted, monk
 
 
 @pytest.mark.parametrize("name", ["poisson", pytest.param("space", marks=pytest.mark.extended)])
-def test_a_posterior_predicts_with_its_doubt(name, fitted):
+def test_a_posterior_widens_predictions(name, fitted):
     estimator, rows = FITTED[name]
     rows = rows.copy()
     rows[20:23] = np.nan
@@ -157,7 +157,7 @@ def test_a_posterior_predicts_with_its_doubt(name, fitted):
         assert np.all(std > fitted[name].predict(FITTED[name][1], 2, return_std=True)[1] * 0.9)
 
 
-def test_beside_other_estimators(fitted):
+def test_pickle_and_dataframes(fitted):
     frame = pandas.DataFrame(NUMBERS, columns=["a", "b"])
     model = clone(FITTED["gaussian"][0]).fit(frame)
     assert model.feature_names_in_.tolist() == ["a", "b"]
@@ -243,7 +243,7 @@ def test_bad_input(name):
         clone(estimator).fit(rows)
 
 
-def test_bad_questions(fitted):
+def test_bad_arguments_of_predictions(fitted):
     with pytest.raises(ValueError, match="whole number above 0, got 0"):
         fitted["space"].predict(WAVES, 0)
     with pytest.raises(ValueError, match="from 0 to 3"):

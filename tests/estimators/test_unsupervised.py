@@ -1,4 +1,4 @@
-"""Mixtures, factor analysis and topics as estimators: scikit-learn's checks, its own numbers, and missing values."""
+"""Mixtures, factor analysis and topics: scikit-learn's checks, its numbers, and missing values."""
 
 import pickle
 
@@ -26,7 +26,7 @@ from bayesrule.estimators import PPCA, FactorAnalysis, GaussianMixture, LatentDi
 from bayesrule.fitting.loop import run_chunk
 
 ROWS = load_iris().data
-# As many steps as other tests take, and few by a loose tolerance: a program is compiled for so many at most.
+# A program is compiled for a maximal number of steps: use that of other tests, and a loose tolerance for few steps.
 CHECKED = [
     GaussianMixture(tol=0.1),
     FactorAnalysis(1, tol=0.1),
@@ -39,8 +39,8 @@ def test_scikit_learn_s_checks(estimator, check):
     check(estimator)
 
 
-# Every shape is compiled for, and there are many: of PPCA, which is factor analysis but for its noise, and of topics,
-# which take longest, all checks run with the extended tests, and here those of the interface.
+# The checks compile for many shapes. For PPCA, which differs from factor analysis only in its noise, and for topics,
+# which take longest, all checks are in the extended tests, and only those of the interface are here.
 OTHERS = [PPCA(1, tol=0.1), CHECKED[2]]
 
 
@@ -100,7 +100,7 @@ def test_a_posterior_of_mixtures_is_scikit_learn_s_and_mini_batches_come_close()
     for name in ("weights_", "means_", "covariances_"):
         mine, other = (getattr(found, name)[order(found)] for found in (ours, theirs))
         assert_allclose(mine, other, rtol=1e-3, atol=1e-4)
-    # The exact predictive: heavier tails than theirs, which puts E log p in the place of log E p.
+    # Our predictive density is exact, and has heavier tails than scikit-learn's, which uses E log p for log E p.
     assert theirs.score(test) < ours.score(test) < theirs.score(test) + 0.2
     rows, labels = ours.sample(20_000)
     assert_allclose(rows[labels == 0].mean(0), ours.means_[0], atol=0.03)
@@ -121,7 +121,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_rows_that_fill_buckets_change_nothing_and_spare_compiling(name, monkeypatch):
+def test_padding_changes_nothing_and_saves_compilation(name, monkeypatch):
     estimator, rows, others, module = SMALL[name]
     estimator = clone(estimator).set_params(random_state=0)
     first = clone(estimator).fit(rows)
@@ -147,7 +147,7 @@ def test_maximum_likelihood_is_scikit_learn_s():
 
 
 def conditional(row, mean, covariance):
-    """E[y | what is there], written down."""
+    """E[y | the observed entries], by the formula for Gaussians."""
     there = ~np.isnan(row)
     cross, own = covariance[np.ix_(~there, there)], covariance[np.ix_(there, there)]
     filled = row.copy()
@@ -167,13 +167,13 @@ def test_missing_values():
     gone = np.isnan(holes)
     assert np.std((model.fill(holes) - whole)[gone]) < 0.7 * np.std((whole - model.mean_)[gone])
     assert_allclose(model.transform(holes)[3], 0, atol=1e-12)
-    # Where values are missing for what others are, the mean of those that are there is biased, and this one is not.
+    # If whether a value is missing depends on the others, the mean of the observed values is biased; the fitted is not.
     censored = np.where((np.arange(3) == 0) & (whole[:, 1:2] > 50), np.nan, whole)
     found = FactorAnalysis(1).fit(censored).mean_[0]
     assert abs(found - whole[:, 0].mean()) < 0.6 < abs(np.nanmean(censored[:, 0]) - whole[:, 0].mean())
 
 
-def test_factors_that_are_not_needed_fade_and_doubt_shrinks_scores():
+def test_unneeded_factors_shrink_and_uncertain_loadings_shrink_scores():
     random = np.random.default_rng(1)
     rows = random.normal(size=(200, 1)) @ random.normal(size=(1, 4)) + 0.3 * random.normal(size=(200, 4))
     model = FactorAnalysis(2, method="vmp").fit(rows)
@@ -198,7 +198,7 @@ def test_topics_are_as_good_as_scikit_learn_s():
     assert ours.perplexity(train) < 1.005 * theirs.perplexity(train)
     assert ours.perplexity(test) < 1.005 * theirs.perplexity(test)
     assert_allclose(ours.bound_, ours.score(train), rtol=1e-4)
-    # The same topics have the same bound there and here.
+    # At the same topics, our bound and scikit-learn's are the same.
     theirs.components_ = ours.components_
     theirs.exp_dirichlet_component_ = np.exp(np.asarray(blr.Dirichlet(ours.components_).expectation()))
     assert_allclose(ours.score(train), theirs.score(train), rtol=1e-5)
@@ -222,7 +222,7 @@ def test_topics_from_mini_batches():
     assert batches.bound_ > clone(stream).fit(COUNTS).bound_ - 5
 
 
-def test_beside_other_estimators():
+def test_pickle_pipelines_and_dataframes():
     frame = pandas.DataFrame(ROWS[::2, :3], columns=["a", "b", "c"])
     model = GaussianMixture(tol=0.1, random_state=np.random.RandomState(0)).fit(frame)
     assert model.feature_names_in_.tolist() == ["a", "b", "c"]
@@ -234,7 +234,7 @@ def test_beside_other_estimators():
 
 
 def plain(value):
-    """What a saved run can hold."""
+    """Whether a saved run can hold the value."""
     if isinstance(value, dict):
         return all(map(plain, value.values()))
     if isinstance(value, np.ndarray):
@@ -279,6 +279,6 @@ def test_bad_input(name):
         clone(estimator).fit(rows)
 
 
-def test_what_did_not_settle_says_so():
+def test_a_fit_that_did_not_converge_warns():
     with pytest.warns(ConvergenceWarning, match="did not converge in 5 iterations"):
         GaussianMixture(3, max_iter=5, tol=0).fit(ROWS)

@@ -1,4 +1,4 @@
-"""Runs: cut anywhere they end as if uncut; saved and loaded they predict the same; strangers' files run no code."""
+"""Runs: interrupted anywhere they end as if they were not; loaded they predict the same; their files run no code."""
 
 import json
 import os
@@ -33,9 +33,10 @@ def table(rows=160):
     return Table(columns, "synthetic")
 
 
-def asked(target, *leave, **options):
-    kept = {name: column for name, column in table().columns.items() if name not in leave}
-    return Table(kept, "synthetic"), {"target": target, "test_size": 0.25, "seed": 1, "params": {}, **options}
+def make_request(target, *dropped, **options):
+    """A table without the columns `dropped`, and the settings of a run on it."""
+    columns = {name: column for name, column in table().columns.items() if name not in dropped}
+    return Table(columns, "synthetic"), {"target": target, "test_size": 0.25, "seed": 1, "params": {}, **options}
 
 
 STOCHASTIC = {"recipe": "vogn", "params": {"batch_size": 20, "max_iter": 40, "prior_precision": 1.0}}
@@ -45,40 +46,40 @@ class Killed(BaseException):
     pass
 
 
-def test_a_run_that_was_cut_ends_as_if_uncut(tmp_path, monkeypatch):
+def test_an_interrupted_run_ends_as_if_it_were_not(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "_SAVE_INTERVAL", -1.0)
-    data, config = asked("good", "score", "visits", **STOCHASTIC)
-    whole = train(data, config)
-    looks = []
+    data, config = make_request("good", "score", "visits", **STOCHASTIC)
+    uninterrupted = train(data, config)
+    reports = []
 
-    def killed(look):
-        looks.append(look)
-        if len(looks) in (2, 4):
+    def kill(report):
+        reports.append(report)
+        if len(reports) in (2, 4):
             raise Killed
 
     for _ in range(2):
         with pytest.raises(Killed):
-            train(data, config, folder=tmp_path, show=killed)
-    cut = train(data, config, folder=tmp_path, show=looks.append)
-    assert looks[2].step > looks[1].step  # it went on, and did not begin again
-    assert cut.metrics == whole.metrics
-    np.testing.assert_array_equal(cut.trace["objective"], whole.trace["objective"])
-    np.testing.assert_array_equal(cut.test["probabilities"], whole.test["probabilities"])
-    jax.tree.map(np.testing.assert_array_equal, cut.estimator.posterior_, whole.estimator.posterior_)
+            train(data, config, folder=tmp_path, show=kill)
+    resumed = train(data, config, folder=tmp_path, show=reports.append)
+    assert reports[2].step > reports[1].step  # It continued, and did not begin again.
+    assert resumed.metrics == uninterrupted.metrics
+    np.testing.assert_array_equal(resumed.trace["objective"], uninterrupted.trace["objective"])
+    np.testing.assert_array_equal(resumed.test["probabilities"], uninterrupted.test["probabilities"])
+    jax.tree.map(np.testing.assert_array_equal, resumed.estimator.posterior_, uninterrupted.estimator.posterior_)
 
 
 @pytest.mark.parametrize("target", ["good", "score"])
 def test_a_network_is_watched(target, monkeypatch):
-    """A long fit shows how it does on the held-out rows; what is colder than Bayes' posterior has no bound to show."""
+    """A long fit shows its held-out NLL; a tempered posterior has no bound on the evidence to show."""
     monkeypatch.setattr(watch, "_SAVE_INTERVAL", -1.0)
     params = {"hidden_layer_sizes": [4], "max_iter": 30}
-    data, config = asked(target, *{"good", "score", "visits"} - {target}, model="mlp", params=params)
-    looks = []
-    run = train(data, config, show=looks.append)
-    assert not any(look.is_bound for look in looks)
+    data, config = make_request(target, *{"good", "score", "visits"} - {target}, model="mlp", params=params)
+    reports = []
+    run = train(data, config, show=reports.append)
+    assert not any(report.is_bound for report in reports)
     assert "bound" not in run.trace
-    assert looks[-1].heldout == pytest.approx(run.metrics["model"]["nll"])
-    assert run.trace["heldout_nll"][-1] == looks[-1].heldout
+    assert reports[-1].heldout == pytest.approx(run.metrics["model"]["nll"])
+    assert run.trace["heldout_nll"][-1] == reports[-1].heldout
 
 
 @pytest.mark.parametrize(
@@ -90,7 +91,7 @@ def test_a_network_is_watched(target, monkeypatch):
     ],
 )
 def test_a_saved_run_predicts_the_same(tmp_path, target, leave, task):
-    data, config = asked(target, *leave, **({"recipe": "laplace"} if task != "regression" else {}))
+    data, config = make_request(target, *leave, **({"recipe": "laplace"} if task != "regression" else {}))
     run = train(data, config)
     assert run.config["task"] == task
     assert run.metrics["model"]["nll"] < run.metrics["baseline"]["nll"]
@@ -142,7 +143,7 @@ def test_a_fit_from_a_file(tmp_path):
     assert result.exit_code == 0, result.output
     assert result.stdout.strip() == str(place / "report.html")
     assert {path.name for path in tmp_path.iterdir()} == {"data.csv", "run.yaml", "run"}
-    kept = {
+    files = {
         "report.html",
         "posterior.npz",
         "preprocessing.json",
@@ -151,7 +152,7 @@ def test_a_fit_from_a_file(tmp_path):
         "metrics.json",
         "results.npz",
     }
-    assert {path.name for path in place.iterdir()} == kept
+    assert {path.name for path in place.iterdir()} == files
     run = blr.load(place)
     assert run.estimator.noise_ == pytest.approx(0.25)
     assert run.config["seed"] == 3
@@ -163,16 +164,16 @@ def test_a_fit_from_a_file(tmp_path):
     assert "is finished" in again.output
 
 
-def test_a_run_names_nothing_but_its_own(tmp_path):
-    data, config = asked("score", "good", "visits")
+def test_a_run_can_name_estimators_only(tmp_path):
+    data, config = make_request("score", "good", "visits")
     store.save(train(data, config), tmp_path / "run")
     path = tmp_path / "run" / "run.json"
-    said = json.loads(path.read_text())
+    description = json.loads(path.read_text())
     for name in ("os.system", "Estimator", "__getattr__"):
-        path.write_text(json.dumps(said | {"config": said["config"] | {"estimator": name}}))
+        path.write_text(json.dumps(description | {"config": description["config"] | {"estimator": name}}))
         with pytest.raises(InputError, match="does not exist"):
             blr.load(tmp_path / "run")
-    path.write_text(json.dumps(said))
+    path.write_text(json.dumps(description))
     from bayesrule.fitting.checkpoint import write
 
     write(tmp_path / "run" / "posterior.npz", {"__class__": 1.0})
@@ -199,7 +200,7 @@ def test_the_help_is_quick_and_needs_no_jax():
 
 @pytest.mark.extended
 def test_killed_ten_times(tmp_path):
-    """SIGKILL at ten moments of a fit; what --resume makes of it equals the run that nobody disturbed."""
+    """SIGKILL at ten moments of a fit: the resumed run equals one that was not interrupted."""
     options = ["breast_cancer", "--recipe", "vogn", "--quiet"]
     options += ["-p", "batch_size=20", "-p", "max_iter=4000", "-p", "prior_precision=1.0"]
     command = [sys.executable, "-m", "bayesrule", "fit"]
@@ -212,8 +213,8 @@ def test_killed_ten_times(tmp_path):
         cut += 1
         place, ended = tmp_path / f"cut{cut}", False
         while not ended:
-            going_on = (tmp_path / f"cut{cut}.partial" / "request.json").exists()
-            arguments = [*command, *(["--resume", "--quiet"] if going_on else options), "--out", str(place)]
+            resuming = (tmp_path / f"cut{cut}.partial" / "request.json").exists()
+            arguments = [*command, *(["--resume", "--quiet"] if resuming else options), "--out", str(place)]
             started = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
                 ended = started.wait(rng.uniform(0.1, 1.0) * whole if kills < 10 else None) == 0
@@ -228,7 +229,7 @@ def test_killed_ten_times(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"whole", *(f"cut{number + 1}" for number in range(cut))}
 
 
-def test_a_class_of_few_rows_is_learnt():
+def test_every_class_has_training_rows():
     labels = np.repeat([0, 1, 2], [20, 20, 1])
     train_rows, test_rows = split(41, {"test_size": 0.6, "seed": 0}, labels)
     assert set(labels[train_rows]) == {0, 1, 2}
@@ -236,7 +237,7 @@ def test_a_class_of_few_rows_is_learnt():
 
 
 def test_rows_are_those_of_the_file():
-    data, config = asked("score", "good", "visits")
+    data, config = make_request("score", "good", "visits")
     numbers = data.columns["score"].numbers.copy()
     numbers[:30] = np.nan
     data.columns["score"] = Column("score", numbers=numbers)
@@ -246,7 +247,7 @@ def test_rows_are_those_of_the_file():
 
 
 def test_new_rows_are_read_as_training_rows_were(tmp_path):
-    """Where all of a category's values happen to be digits, or true and false, they are still categories."""
+    """A category whose values in the new rows are all digits, or true and false, is still a category."""
     rows = ["01,true", "02,false", "A1,unknown"] * 40
     lines = [f"{row},{(place % 3) * 4 + place % 7 / 70}" for place, row in enumerate(rows)]
     (tmp_path / "data.csv").write_text("zip,flag,y\n" + "\n".join(lines) + "\n")

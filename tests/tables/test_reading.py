@@ -1,4 +1,4 @@
-"""Files become tables, or one line that says why not."""
+"""Files are read as tables, or fail with one line that says why; tables are encoded as matrices."""
 
 import gzip
 
@@ -71,7 +71,7 @@ def test_a_type_that_changes_far_down(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("a.csv", "", "is empty"),
         ("a.csv", "  \n", "is empty"),
@@ -84,8 +84,8 @@ def test_a_type_that_changes_far_down(tmp_path):
         ("a.npz", b"PK\x03\x04" + b"\1" * 50, "cannot be read as NPZ"),
     ],
 )
-def test_what_cannot_be_read(tmp_path, name, content, said):
-    with pytest.raises(InputError, match=said) as caught:
+def test_what_cannot_be_read(tmp_path, name, content, message):
+    with pytest.raises(InputError, match=message) as caught:
         read(written(tmp_path / name, content))
     assert "\n" not in str(caught.value)
 
@@ -114,7 +114,7 @@ def test_tasks_are_guessed():
 
 
 @pytest.mark.parametrize(
-    ("task", "target", "said"),
+    ("task", "target", "message"),
     [
         ("regression", numbers(1, 1, 1), "same value in every row"),
         ("regression", numbers(1, np.inf), "infinite"),
@@ -125,12 +125,12 @@ def test_tasks_are_guessed():
         ("classes", numbers(*range(200)), "too many for classes"),
     ],
 )
-def test_targets_that_do_not_go_with_a_task(task, target, said):
-    with pytest.raises(InputError, match=said):
+def test_targets_that_do_not_suit_a_task(task, target, message):
+    with pytest.raises(InputError, match=message):
         check_task(task, target)
 
 
-def test_an_encoding_is_learnt_once():
+def test_an_encoding_is_fitted_to_training_rows():
     table = Table(
         {
             "x": Column("x", numbers=np.array([1.0, 3.0, np.nan, np.inf])),
@@ -156,9 +156,9 @@ def test_text_that_tells_rows_apart_is_left_out():
 
 
 @pytest.mark.parametrize("name", DATASETS)
-def test_datasets_are_what_they_say(name):
-    found = dataset(name)
-    table = found.load()
-    assert not table.column(found.target).missing.any()
-    rows = found.description.split()[0].replace(",", "")
+def test_datasets_match_their_descriptions(name):
+    entry = dataset(name)
+    table = entry.load()
+    assert not table.column(entry.target).missing.any()
+    rows = entry.description.split()[0].replace(",", "")
     assert not rows.isdigit() or int(rows) == table.rows

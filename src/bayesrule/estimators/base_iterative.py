@@ -60,7 +60,7 @@ class IterativeEstimator(Estimator):
         {"em": partial(em, order="parallel"), "vmp": partial(vmp, order="parallel")}
     )
     """The rules that `method=` names."""
-    _advice: ClassVar[str] = "take fewer components, or method='vmp', whose priors keep every one in place"
+    _advice: ClassVar[str] = "take fewer components, or method='vmp', whose priors keep components from collapsing"
     """What to do if a fit ends early, for the warning."""
     _computes_likelihood: ClassVar[bool] = False
     """Whether the estimator computes EM's log-likelihood itself. Then the starts are compared by the bound of the last

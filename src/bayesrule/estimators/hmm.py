@@ -30,7 +30,7 @@ class _HMM(SequenceModel):
 
     _is_scalar: ClassVar[bool] = False
     """Whether an observation is one number and not a row of them."""
-    _advice: ClassVar[str] = "take fewer states, or method='vmp', whose priors keep every one in place"
+    _advice: ClassVar[str] = "take fewer states, or method='vmp', whose priors keep states from collapsing"
 
     def __init__(
         self,
