@@ -136,7 +136,7 @@ def discard(partial: Path) -> None:
     if not partial.exists():
         return
     names = {path.name for path in partial.iterdir()} if partial.is_dir() else {""}
-    if names and not names & {*_UNFINISHED, *_OLD_NAMES, "run.json"}:
+    if names and not names & {*_UNFINISHED, *_OLD_NAMES, "asked.json.new", "run.json"}:
         raise InputError(f"{partial} is in the way, and was not made by a fit: move it, or choose another --out.")
     shutil.rmtree(partial)
 
