@@ -97,3 +97,12 @@ def test_products_with_a_discrete_block_are_not_reparameterized():
     rule = blr.Rule(blr.Product, blr.MonteCarlo(4), blr.Reparameterized(), blr.Steps(0.1))
     with pytest.raises(ValueError, match=r"Score\(\)"):
         rule.init({"w": blr.Gaussian(jnp.zeros(1), 1.0), "b": blr.Bernoulli(jnp.zeros(2))})
+
+
+def test_priors_of_another_family():
+    rule = blr.Rule(blr.Gamma, blr.Exact(), blr.Gradient(), blr.Steps(0.1))
+    loss = lambda m, e: m[0]
+    with pytest.raises(ValueError, match="same family"):
+        rule.step(blr.Objective(loss, size=1, prior=blr.Beta(1.0, 1.0)), rule.init(blr.Gamma(1.0, 1.0)), jnp.zeros(1))
+    with pytest.raises(ValueError, match="prior="):
+        rule.step(blr.Objective(loss, size=1, regularizer=1.0), rule.init(blr.Gamma(1.0, 1.0)), jnp.zeros(1))

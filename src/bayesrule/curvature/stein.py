@@ -29,8 +29,8 @@ class Stein(Pointwise):
     needs: ClassVar[tuple[Need, ...]] = (
         (
             lambda p: not p.points.at_mean,
-            "Delta() looks only at the mean, where S(θ − m)∇ℓᵀ is zero: Stein() would silently give a curvature of 0. "
-            "Use MonteCarlo() or Quadrature() points, or Hessian() at the mean.",
+            "Delta() evaluates only at the mean, where S(θ − m)∇ℓᵀ is zero: Stein() would silently give a curvature of "
+            "0. Use MonteCarlo() or Quadrature() points, or Hessian() at the mean.",
         ),
     )
 

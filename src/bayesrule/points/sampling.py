@@ -97,7 +97,7 @@ class MonteCarlo(Points):
 
 
 def _has_width(member: Any) -> bool:
-    """Whether no entry of a Gaussian's precision is 0, where it has entries; traced numbers are not looked at."""
+    """Whether no entry of a Gaussian's precision is 0, where it has entries; traced numbers are not checked."""
     if not (isinstance(member, GaussianFamily) and member.elementwise):
         return True
     precision: Any = member.precision  # pyright: ignore[reportAttributeAccessIssue]  # entry by entry
@@ -116,7 +116,7 @@ class QuasiMonteCarlo(Points):
 
     samples: int = eqx.field(static=True)
     approximation: ClassVar[str] = "quasi-Monte Carlo"
-    meaning: ClassVar[str] = "E_q f(θ) ≈ the mean of f over evenly spread points"
+    meaning: ClassVar[str] = "E_q f(θ) ≈ the mean of f over evenly spaced points"
 
     def __init__(self, samples: int = 64):
         if samples < 2 or samples % 2:
