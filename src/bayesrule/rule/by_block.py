@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
@@ -18,7 +19,6 @@ from ..factor_graph.model import Model
 from ..families.point_mass import Peak
 from ..families.product import Product
 from ..numerics.random import Key
-from ..objectives.batches import Weighted
 from ..steps.schedule import at
 from ..steps.steps import Steps
 from ..steps.sweep import Sweep
@@ -27,26 +27,6 @@ from .update import Request, StepResult, step_plain
 
 if TYPE_CHECKING:
     from .rule import Rule
-
-
-def sweeps(rule: Rule, objective: Any, batch: PyTree) -> bool:
-    """Whether a step takes a model's blocks in turn.
-
-    It does if the rule has a `Sweep`, or if the rows are weighted and the model has local blocks: a row's weight
-    multiplies its messages to the blocks that all rows share, but not those to the row's own block.
-    """
-    if not isinstance(objective, Model):
-        if rule.steps.sweep is not None:
-            raise ValueError(
-                f"{rule.name} takes a model's blocks in turn, and this objective does not say which factor touches "
-                "which: give a blr.Model, or a rule for all of θ at once, such as conjugate()."
-            )
-        return False
-    if objective.is_conditional:
-        return False
-    selected = isinstance(batch, Rows) and not (batch.index is None and batch.weights is None)
-    weighted = selected or isinstance(batch, Weighted)
-    return rule.steps.sweep is not None or (weighted and bool(objective.local))
 
 
 def step_blocks(rule: Rule, model: Model, state: State, batch: PyTree, key: Key | None, request: Request) -> StepResult:
@@ -106,7 +86,8 @@ def _step_group(
     conditional = model.conditional_on(names, q)
     local = sweep.local is not None and all(name in model.local for name in names)
     settings = {"temperature": rule.steps.temperature, "units": rule.steps.units, "reverse": rule.steps.reverse}
-    plain = rule.replace(steps=Steps(1.0 if local else rule.steps.rates, **settings), name=rule.name)
+    # The pieces were checked when the rule was built, and plain steps need nothing more, so they are not checked again.
+    plain = eqx.tree_at(lambda r: r.steps, rule, Steps(1.0 if local else rule.steps.rates, **settings))
     first = Product({name: q.blocks[name] for name in names})
     has_point_mass = any(isinstance(block, Peak) for block in first.blocks.values())
     most = (sweep.local or 1) if local else sweep.peaks if has_point_mass else 1

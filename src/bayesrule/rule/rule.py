@@ -50,16 +50,19 @@ from jaxtyping import Array, PyTree
 
 from ..curvature.base import Curvature
 from ..curvature.measurement import Measurement
+from ..factor_graph.data import Rows
+from ..factor_graph.model import Model
 from ..families.base import Family
 from ..families.start import Start, as_start
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
+from ..objectives.batches import Weighted
 from ..objectives.objective import as_objective
 from ..points.base import Points
 from ..steps.guards import Guard, NoGuard
 from ..steps.schedule import at
 from ..steps.steps import Steps
-from .by_block import step_blocks, sweeps
+from .by_block import step_blocks
 from .by_component import step_components
 from .compatibility import check
 from .describe import describe
@@ -222,9 +225,22 @@ class Rule(eqx.Module):
         return self._step_function(objective, state, batch)(self, objective, state, batch, key, request)
 
     def _step_function(self, objective: AbstractObjective, state: State, batch: PyTree) -> StepFunction:
-        """Who takes the step: a model's blocks in turn, each component of a mixture, or all of q at once."""
-        if sweeps(self, objective, batch):
-            return step_blocks
+        """Who takes the step: a model's blocks in turn, each component of a mixture, or all of q at once.
+
+        Blocks take turns if the steps have a `Sweep`, or if rows are weighted and the model has local blocks: a row's
+        weight multiplies its messages to the blocks that all rows share, but not those to the row's own block.
+        """
+        if isinstance(objective, Model):
+            selected = isinstance(batch, Rows) and not (batch.index is None and batch.weights is None)
+            weighted = selected or isinstance(batch, Weighted)
+            in_turn = self.steps.sweep is not None or (weighted and objective.local)
+            if in_turn and not objective.is_conditional:
+                return step_blocks
+        elif self.steps.sweep is not None:
+            raise ValueError(
+                f"{self.name} takes a model's blocks in turn, and this objective does not say which factor touches "
+                "which: give a blr.Model, or a rule for all of θ at once, such as conjugate()."
+            )
         return step_components if state.q.is_mixture else step_plain
 
     def bound(
