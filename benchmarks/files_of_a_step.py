@@ -60,7 +60,7 @@ def adam() -> Callable[[], Any]:
 
 def vmp() -> Callable[[], Any]:
     """Variational message passing for the mean and the precision of four numbers."""
-    blocks = {"mean": blr.Gaussian(jnp.zeros(()), jnp.eye(1)), "precision": blr.Gamma(1.0, 1.0)}
+    blocks = {"mean": blr.Gaussian(jnp.zeros(()), jnp.eye(1)), "precision": blr.Gamma(jnp.array(1.0), jnp.array(1.0))}
     terms = {
         "mean": factors.gaussian("mean", mean=0.0, precision=0.1),
         "precision": factors.prior("precision", blocks["precision"]),
