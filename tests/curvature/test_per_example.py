@@ -241,6 +241,7 @@ def test_moments_are_those_of_the_gradients(case, budgets):
         assert moments.ways == ways(function, theta, examples)
 
 
+@pytest.mark.as_users
 @pytest.mark.parametrize("case", ["tanh MLP", "linen CNN", "over time", "heads over time", "tied", "layer norm"])
 def test_samples_of_theta_can_be_mapped_over(case, budgets):
     function, theta, examples = CASES[case][0]()

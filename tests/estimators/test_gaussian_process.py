@@ -23,17 +23,12 @@ LABELS = np.where(Y > 10, "high", "low")
 NEW = RANDOM.uniform(-4, 4, (7, 2))
 
 
+@pytest.mark.extended
 @parametrize_with_checks(
     [GaussianProcessRegressor(optimizer=None), GaussianProcessClassifier(method="laplace", optimizer=None)]
 )
-def test_scikit_learn_checks(estimator, check):
-    check(estimator)
-
-
-@pytest.mark.extended
-@parametrize_with_checks([GaussianProcessRegressor(), GaussianProcessClassifier()])
-def test_scikit_learn_checks_at_default_settings(estimator, check):
-    """With the search for the kernel, which takes most of the time."""
+def test_scikit_learn_checks_at_one_kernel(estimator, check):
+    """Default settings, with the search for the kernel, are in test_scikit_learn_checks.py."""
     check(estimator)
 
 

@@ -19,20 +19,10 @@ from bayesrule.estimators import LogisticRegression, PoissonRegression, RidgeReg
 from bayesrule.models.regression import weak_prior
 
 
-@parametrize_with_checks([RidgeRegression(), LogisticRegression(recipe="laplace")])
-def test_conventions(estimator, check):
-    check(estimator)
-
-
-@parametrize_with_checks([PoissonRegression(recipe="laplace")], legacy=False)
-def test_interface(estimator, check):
-    check(estimator)
-
-
 @pytest.mark.extended
-@parametrize_with_checks([PoissonRegression(recipe="laplace"), LogisticRegression(), PoissonRegression()])
-def test_conventions_at_default_settings(estimator, check):
-    """All checks of the estimators that are only partly checked above, and with variational inference."""
+@parametrize_with_checks([LogisticRegression(recipe="laplace"), PoissonRegression(recipe="laplace")])
+def test_scikit_learn_checks_with_laplace_s_method(estimator, check):
+    """Default settings are in test_scikit_learn_checks.py."""
     check(estimator)
 
 

@@ -26,26 +26,15 @@ CLASSES = np.where(X[:, 0] + RANDOM.normal(size=60) / 3 > 0, "yes", "no")
 Y = 100.0 + 20.0 * np.tanh(X[:, 0]) + RANDOM.normal(size=60)
 
 
+@pytest.mark.extended
 @parametrize_with_checks(
     [
         MLPClassifier((4,), recipe="adam", max_iter=30, random_state=0),
         MLPRegressor((4,), recipe="adam", max_iter=100, random_state=0),
     ]
 )
-def test_scikit_learn_checks(estimator, check):
-    check(estimator)
-
-
-@pytest.mark.extended
-@parametrize_with_checks(
-    [
-        MLPClassifier(random_state=0),
-        MLPRegressor(random_state=0),
-        BinaryMLPClassifier(random_state=0),
-    ]
-)
-def test_scikit_learn_checks_at_default_settings(estimator, check):
-    """With draws of the weights, whose compilation takes most of the time."""
+def test_scikit_learn_checks_of_an_optimizer(estimator, check):
+    """Point estimates by Adam. Default settings, with draws of the weights, are in test_scikit_learn_checks.py."""
     check(estimator)
 
 

@@ -31,27 +31,14 @@ CHECKED = [
     GaussianMixture(tol=0.1),
     FactorAnalysis(1, tol=0.1),
     LatentDirichletAllocation(2, max_iter=20, tol=1.0, max_doc_update_iter=10),
+    PPCA(1, tol=0.1),
 ]
 
 
-@parametrize_with_checks(CHECKED[:2])
-def test_scikit_learn_s_checks(estimator, check):
-    check(estimator)
-
-
-# The checks compile for many shapes. For PPCA, which differs from factor analysis only in its noise, and for topics,
-# which take longest, all checks are in the extended tests, and only those of the interface are here.
-OTHERS = [PPCA(1, tol=0.1), CHECKED[2]]
-
-
-@parametrize_with_checks(OTHERS, legacy=False)
-def test_scikit_learn_s_checks_of_the_interface(estimator, check):
-    check(estimator)
-
-
 @pytest.mark.extended
-@parametrize_with_checks(OTHERS)
-def test_all_of_scikit_learn_s_checks(estimator, check):
+@parametrize_with_checks(CHECKED)
+def test_scikit_learn_checks_of_few_components(estimator, check):
+    """Default settings are in test_scikit_learn_checks.py."""
     check(estimator)
 
 

@@ -185,16 +185,17 @@ def test_a_factor_is_the_expectation_of_its_log(name):
     assert abs(float(expected["f"]) - np.mean(values)) < 5 * np.std(values) / np.sqrt(4000) + 1e-12
 
 
-@pytest.mark.extended
 def test_messages_are_derivatives_in_the_expectation_parameters():
     """By finite differences of the factor between neighbours q, with their μ: dE log f = ⟨message, dμ⟩."""
     for name in ("linear", "bilinear", "multivariate, joint", "choice", "student_t"):
         factor, blocks, data, _ = CASES[name]
         model, q = blr.Model(blocks, {"f": factor}), blr.Product(blocks)
         rows = jax.tree.map(jnp.asarray, data)
-        value = lambda member, model=model, rows=rows: model.terms(model.views(member), rows)["f"]
+        value = jax.jit(lambda member, model=model, rows=rows: model.terms(model.views(member), rows)["f"])
         shift = jax.tree.map(jnp.zeros_like, q.expectation())
-        message = jax.grad(lambda s, model=model, q=q, rows=rows: model.terms(model.views(q, s), rows)["f"])(shift)
+        message = jax.jit(jax.grad(lambda s, model=model, q=q, rows=rows: model.terms(model.views(q, s), rows)["f"]))(
+            shift
+        )
         step = jax.tree.map(lambda x: 1e-5 * jnp.sin(1.0 + jnp.arange(x.size)).reshape(x.shape), q.natural())
         ahead, behind = (
             q.with_natural(jax.tree.map(lambda n, d, s=s: n + s * d, q.natural(), q._symmetric(step))) for s in (1, -1)

@@ -210,7 +210,7 @@ def test_features_that_outputs_share_are_their_jacobians():
     for points in (blr.Delta(), blr.QuasiMonteCarlo(16), blr.Quadrature(4), blr.MonteCarlo(8)):
         rule = blr.newton(0.5).replace(points=points)
         steps = [
-            rule.step(objective, rule.init(q, objective), (x, y), jax.random.key(0))[0].q
+            jax.jit(rule.step)(objective, rule.init(q, objective), (x, y), jax.random.key(0))[0].q
             for objective in (shared, written)
         ]
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *steps)

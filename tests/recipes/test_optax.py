@@ -30,28 +30,34 @@ def example_loss(params, example, decay):
     return 0.5 * (apply(params, x) - y) ** 2 + 0.5 * decay * squares
 
 
-def theirs(transformation, decay):
+def cast(tree, dtype):
+    return jax.tree.map(lambda leaf: leaf.astype(dtype), tree)
+
+
+def theirs(transformation, decay, dtype=jnp.float64):
     def mean_loss(params, batch):
         return jnp.mean(jax.vmap(lambda e: example_loss(params, e, decay))(batch))
 
     def body(carry, index):
         params, state = carry
-        gradient = jax.grad(mean_loss)(params, (X[index], Y[index]))
+        gradient = jax.grad(mean_loss)(params, (x[index], y[index]))
         updates, state = transformation.update(gradient, state, params)
         params = optax.apply_updates(params, updates)
         return (params, state), params
 
-    return jax.lax.scan(body, (PARAMS, transformation.init(PARAMS)), ORDER)[1]
+    start, x, y = cast((PARAMS, X, Y), dtype)
+    return jax.lax.scan(body, (start, transformation.init(start)), ORDER)[1]
 
 
-def ours(rule, decay):
+def ours(rule, decay, dtype=jnp.float64):
     objective = blr.Objective(lambda p, e: example_loss(p, e, decay), size=10 * ROWS)
 
     def body(state, index):
-        state, _ = rule.step(objective, state, (X[index], Y[index]))
+        state, _ = rule.step(objective, state, (x[index], y[index]))
         return state, state.q.mean
 
-    return jax.lax.scan(body, rule.init(PARAMS, objective), ORDER)[1]
+    start, x, y = cast((PARAMS, X, Y), dtype)
+    return jax.lax.scan(body, rule.init(start, objective), ORDER)[1]
 
 
 SCHEDULE = optax.cosine_decay_schedule(0.01, STEPS)
@@ -70,6 +76,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.as_users
 @pytest.mark.parametrize("name", PAIRS)
 def test_same_trajectory(name):
     """Without and with weight decay in the loss."""
@@ -80,6 +87,17 @@ def test_same_trajectory(name):
         for ours_leaf, theirs_leaf in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
             assert np.max(np.abs(np.asarray(ours_leaf) - theirs_leaf)) < 1e-12
         assert np.abs(expected["out"][0][-1] - np.asarray(PARAMS["out"][0])).max() > 0.05, "it moved at all"
+
+
+@pytest.mark.as_users
+@pytest.mark.parametrize("name", ["sgd, momentum", "rmsprop", "adam"])
+def test_same_trajectory_in_float32(name):
+    """Rounding differs, and grows over 200 steps, but no more than that."""
+    rule, transformation = PAIRS[name]
+    found, expected = jax.jit(lambda: (ours(rule, 0.01, jnp.float32), theirs(transformation, 0.01, jnp.float32)))()
+    for ours_leaf, theirs_leaf in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert ours_leaf.dtype == theirs_leaf.dtype == jnp.float32
+        np.testing.assert_allclose(ours_leaf, theirs_leaf, rtol=0, atol=2e-4)
 
 
 def test_a_matrix_as_preconditioner():

@@ -32,7 +32,6 @@ def same(one, other, **tolerance):
         assert_allclose(a, b, **tolerance)
 
 
-@pytest.mark.extended
 def test_svi_with_all_of_the_data_and_whole_steps_is_vmp():
     order = ["z", "weights", "components"]
     vmp = blr.fit(blr.vmp(order=order), mixture(), None, {"y": ROWS}, steps=12, check=True)
@@ -64,7 +63,6 @@ def test_choices_that_are_summed_out_are_the_same_sweep():
     assert result.bound > explicit.bound  # it has the best q(z) for the others, not the sweep's
 
 
-@pytest.mark.extended
 def test_an_epoch_of_mini_batches_has_the_whole_message_on_average():
     """With ρ small, the batches of one epoch move λ by ρ times the sum of their messages: N/M of each on average."""
     model, rate = mixture(), 1e-6
@@ -91,7 +89,6 @@ def test_mini_batches_come_close_to_the_optimum():
     assert best.bound - 0.5 < settled.bound <= best.bound + 1e-9
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize(
     "order", [None, "parallel", ["z", ("weights", "components")], [("z", "weights"), "components"]]
 )
@@ -187,7 +184,6 @@ def test_words_are_the_best_choice_of_topics():
     assert_allclose(found, expected, rtol=1e-12)
 
 
-@pytest.mark.extended
 def test_weights_count_rows_twice():
     double = blr.fit(blr.vmp(), mixture(), None, {"y": np.concatenate([ROWS, ROWS[:50]])}, steps=8)
     weighted = blr.Weighted({"y": jnp.array(ROWS)}, 1.0 + (jnp.arange(150) < 50), 150)

@@ -56,6 +56,7 @@ def to_the_digits_given(actual, printed):
         assert abs(value - reference) <= 0.51 * 10.0**-decimals, (value, reference)
 
 
+@pytest.mark.as_users
 @pytest.mark.parametrize(("name", "loss"), [("spector_logit", logit), ("spector_probit", probit)])
 def test_stata(name, loss):
     """Stata's iterations stop about 1e-6 from the optimum, so its later digits are not the optimum's."""
@@ -68,6 +69,7 @@ def test_stata(name, loss):
     assert not result.normalized
 
 
+@pytest.mark.as_users
 def test_star98():
     x, y, reference = load("star98_binomial")
     mean, covariance, result = laplace(binomial, x, y)
@@ -76,6 +78,7 @@ def test_star98():
     np.testing.assert_allclose(-result.trace["objective"][-1], reference["llf"], rtol=1e-12)
 
 
+@pytest.mark.as_users
 def test_longley():
     """NIST's ill-conditioned regression, to the nine digits given."""
     x, y, reference = load("longley_ols")

@@ -18,6 +18,7 @@ from bayesrule.numerics import hmm as markov
 DATA = Path(__file__).parent / "data"
 
 
+@pytest.mark.as_users
 def test_hmmlearn_s_own_example():
     """REFERENCE 3: log-likelihood −3.3725; P(state 0) .8673, .8204, .3075, .8204, .8673; best path −4.4590."""
     chain = jnp.array([0.5, 0.5]), jnp.array([[0.7, 0.3], [0.3, 0.7]])
@@ -29,6 +30,7 @@ def test_hmmlearn_s_own_example():
     assert_array_equal(path, [0, 0, 1, 0, 0])
 
 
+@pytest.mark.as_users
 def test_dynamax_s_smoother():
     with np.load(DATA / "dynamax_hmm.npz") as file:
         theirs = {name: jnp.array(file[name]) for name in file.files}

@@ -40,6 +40,7 @@ CASES = {
 }
 
 
+@pytest.mark.as_users
 @pytest.mark.parametrize("name", CASES)
 def test_same_trajectory(name):
     size, weight_decay, rule = CASES[name]

@@ -28,6 +28,7 @@ def gaps():
     return np.where(np.isin(np.arange(100), [*range(20, 40), *range(60, 80)]), np.nan, VOLUME)
 
 
+@pytest.mark.as_users
 @pytest.mark.parametrize("parallel", [False, True])
 def test_nile(parallel):
     """Durbin and Koopman's example, as statsmodels' tests have it."""
@@ -37,6 +38,7 @@ def test_nile(parallel):
     assert_allclose(found.covariance[-1, 0, 0], 4032.15794, atol=5e-6)
 
 
+@pytest.mark.as_users
 @pytest.mark.parametrize("parallel", [False, True])
 def test_nile_with_gaps(parallel):
     assert_allclose(kalman.log_likelihood(level(), gaps(), NOISE, parallel=parallel), -389.62698, atol=5e-6)
@@ -108,6 +110,7 @@ def test_statsmodels(kind):
         assert_allclose(filtered.covariance, np.moveaxis(found.filtered_state_cov, 2, 0), atol=1e-8)
 
 
+@pytest.mark.as_users
 def test_several_outputs_time_varying_with_holes():
     """Correlated noise, transitions and controls that change, observations missing in part: statsmodels."""
     rng = np.random.default_rng(0)

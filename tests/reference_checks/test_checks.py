@@ -45,6 +45,7 @@ def test_every_row_has_a_check_and_a_mutant():
     assert all(check.tolerance <= 1e-8 and check.compare.__doc__ for check in CHECKS.values())
 
 
+@pytest.mark.as_users
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_agrees_with_its_reference(name):
     outcome = checks.run_check(ROWS[name])

@@ -277,7 +277,6 @@ f.onload = () => {{
 </script></body>"""
 
 
-@pytest.mark.extended
 @pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
 @pytest.mark.parametrize("name", [*runs.TASKS, "hostile"])
 @pytest.mark.parametrize("width", [390, 1400])

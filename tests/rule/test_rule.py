@@ -405,6 +405,7 @@ SAME = {
 }
 
 
+@pytest.mark.as_users
 @pytest.mark.parametrize("case", SAME)
 def test_the_same_trajectory_as_optax(case):
     """200 steps on a dict of parameters: plain, Polyak's heavy ball (eq:sgd_momentum), averaged, scheduled."""

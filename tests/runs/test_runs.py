@@ -198,9 +198,9 @@ def test_the_help_is_quick_and_needs_no_jax():
     assert done.stdout.strip() == "[]"
 
 
-@pytest.mark.extended
-def test_killed_ten_times(tmp_path):
-    """SIGKILL at ten moments of a fit: the resumed run equals one that was not interrupted."""
+@pytest.mark.parametrize("killings", [2, pytest.param(10, marks=pytest.mark.extended)])
+def test_a_killed_fit_resumes_to_the_same_run(killings, tmp_path):
+    """SIGKILL at random moments of a fit: the resumed run equals one that was not interrupted."""
     options = ["breast_cancer", "--recipe", "vogn", "--quiet"]
     options += ["-p", "batch_size=20", "-p", "max_iter=4000", "-p", "prior_precision=1.0"]
     command = [sys.executable, "-m", "bayesrule", "fit"]
@@ -209,7 +209,7 @@ def test_killed_ten_times(tmp_path):
     whole = time.perf_counter() - began
     reference = blr.load(tmp_path / "whole")
     rng, kills, cut = np.random.default_rng(int(os.environ.get("KILL_SEED", "0"))), 0, 0
-    while kills < 10:
+    while kills < killings:
         cut += 1
         place, ended = tmp_path / f"cut{cut}", False
         while not ended:
@@ -217,7 +217,7 @@ def test_killed_ten_times(tmp_path):
             arguments = [*command, *(["--resume", "--quiet"] if resuming else options), "--out", str(place)]
             started = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
-                ended = started.wait(rng.uniform(0.1, 1.0) * whole if kills < 10 else None) == 0
+                ended = started.wait(rng.uniform(0.1, 1.0) * whole if kills < killings else None) == 0
                 assert ended
             except subprocess.TimeoutExpired:
                 started.send_signal(signal.SIGKILL)

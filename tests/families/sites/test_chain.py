@@ -73,7 +73,7 @@ def posterior(space, natural, steps):
         ("numbers", 1, True),
         ("numbers", 12, False),
         ("varying", 30, True),
-        pytest.param("vectors", 30, True, marks=pytest.mark.extended),
+        ("vectors", 30, True),
         ("vectors", 7, False),
     ],
 )

@@ -1,0 +1,31 @@
+"""scikit-learn's own checks of every estimator, as users first make it: at its default settings.
+
+Other settings (a quicker recipe, no search for the kernel) have their checks among the extended tests of their files.
+"""
+
+import pytest
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+from bayesrule import estimators
+
+# Estimators of sequences read rows as steps of one series, which many checks do not allow for: see test_sequences.py.
+OF_SEQUENCES = {"GaussianHMM", "PoissonHMM", "CategoricalHMM", "LinearGaussianStateSpace"}
+TABULAR = [getattr(estimators, name)() for name in estimators.__all__ if name not in OF_SEQUENCES]
+# These take half a minute each, most of it running, because XLA's optimiser is off: `make extended`.
+LONG = {
+    ("GaussianProcessClassifier", "check_classifiers_train"),
+    ("GaussianProcessClassifier", "check_class_weight_classifiers"),
+}
+
+
+def checks():
+    every = parametrize_with_checks(TABULAR)
+    name_of, pairs = every.kwargs["ids"], every.args[1]
+    for estimator, check in pairs:
+        marks = [pytest.mark.extended] if (type(estimator).__name__, check.func.__name__) in LONG else []
+        yield pytest.param(estimator, check, id=f"{name_of(estimator)}-{name_of(check)}", marks=marks)
+
+
+@pytest.mark.parametrize(("estimator", "check"), [*checks()])
+def test_default_settings(estimator, check):
+    check(estimator)
