@@ -75,8 +75,8 @@ def update_formulas(rule: Rule) -> list[str]:
 
 def _without_label(formula: str) -> tuple[str, str]:
     """The formula, and its label in the paper with the space before it."""
-    found = re.search(r"\s+\((?:eq|section)[^()]*\)$", formula)
-    return (formula, "") if found is None else (formula[: found.start()], found.group())
+    match = re.search(r"\s+\((?:eq|section)[^()]*\)$", formula)
+    return (formula, "") if match is None else (formula[: match.start()], match.group())
 
 
 def _momentum_formula(rule: Rule, formula: str, label: str) -> str:
@@ -87,13 +87,13 @@ def _momentum_formula(rule: Rule, formula: str, label: str) -> str:
 
 def _retracted(formula: str) -> tuple[str, list[str]]:
     """The precision's part of the formula to second order on the manifold of positive-definite matrices."""
-    found = re.match(r"(\S+) ← \(1 − (ρ.?)τ\)\1 \+ ρ.? (.*?),  (?=m ←)", formula)
-    if found is None:
+    match = re.match(r"(\S+) ← \(1 − (ρ.?)τ\)\1 \+ ρ.? (.*?),  (?=m ←)", formula)
+    if match is None:
         return formula, []
-    symbol, rate, curvature = found.groups()
+    symbol, rate, curvature = match.groups()
     square = "D∘D/s" if symbol == "s" else f"D{symbol}⁻¹D"
     start = f"{symbol} ← {symbol} + {rate}D + ½{rate}²{square},  "
-    return start + formula[found.end() :], [f"D = {curvature} − τ{symbol}"]
+    return start + formula[match.end() :], [f"D = {curvature} − τ{symbol}"]
 
 
 def _averaged(rule: Rule, formula: str) -> tuple[str, str]:
