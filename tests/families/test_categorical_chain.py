@@ -55,7 +55,7 @@ def test_all_paths_say_the_same(steps, kind):
     found, logs = paths(*given)
     log_z = np.logaddexp.reduce(logs)
     marginals, pairs = counted(found, np.exp(logs - log_z), 3)
-    by_logarithms = jax.jit(markov._by_logarithms)(*given, LENGTH(steps))
+    by_logarithms = jax.jit(markov._smooth_logs)(*given, LENGTH(steps))
     for smoothed in (markov.smoothed(*given), by_logarithms):
         assert_allclose(smoothed.log_normalizer, log_z, rtol=1e-12)
         assert_allclose(smoothed.marginals, marginals, atol=1e-12)

@@ -26,13 +26,16 @@ class CategoricalChain(ExponentialFamily):
     $A(λ) = \log E_p \exp ⟨λ, T(z)⟩$ by the forward algorithm, $μ_{tk} = q(z_t = k)$ by forward–backward. With the sum
     of the messages of T observations as λ this is the smoother.
 
-    `initial` is (…, K), `transitions` (…, K, K) with rows that add up to 1, `logits` ℓ (…, T, K).
-
     >>> import jax.numpy as jnp
     >>> likelihoods = jnp.array([[0.9, 0.2], [0.9, 0.2], [0.1, 0.8]])
     >>> q = CategoricalChain([0.5, 0.5], [[0.7, 0.3], [0.3, 0.7]], jnp.log(likelihoods))
     >>> q.probabilities[:, 0].tolist(), q.viterbi().tolist()
     ([0.8619, 0.7992, 0.1907], [0, 0, 1])
+
+    Args:
+        initial: p(z_1), (…, K).
+        transitions: p(z_{t+1} | z_t), (…, K, K), with rows that add up to 1.
+        logits: ℓ, (…, T, K), for example the observations' log-likelihoods.
     """
 
     initial: Float[Array, "... K"]
@@ -85,11 +88,11 @@ class CategoricalChain(ExponentialFamily):
 
     @classmethod
     def from_natural(cls, natural: PyTree) -> Self:
-        raise ValueError("λ alone does not say which chain its weights are on: use a member's with_natural.")
+        raise ValueError("λ alone does not determine the Markov chain: use a member's with_natural.")
 
     @classmethod
     def from_expectation(cls, expectation: PyTree) -> Self:
-        raise ValueError("μ alone does not say which chain its weights are on: use a member's with_expectation.")
+        raise ValueError("μ alone does not determine the Markov chain: use a member's with_expectation.")
 
     def with_natural(self, natural: Sites) -> Self:
         return bare(type(self), initial=self.initial, transitions=self.transitions, logits=_with_last(natural))

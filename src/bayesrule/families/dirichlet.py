@@ -76,7 +76,8 @@ class Dirichlet(ExponentialFamily):
 
     def statistics(self, theta: Float[Array, "... K"]) -> Float[Array, "... K"]:
         theta = jnp.asarray(theta)
-        positive = theta > 0  # at 0, where EM puts what was never seen, no slope: it stays there
+        # EM puts the probability of what never occurred at 0, where the derivative is set to 0 so that it stays there.
+        positive = theta > 0
         return jnp.asarray(jnp.where(positive, jnp.log(jnp.where(positive, theta, 1.0)), -jnp.inf))
 
     def log_partition(self, natural: Float[Array, "... K"]) -> Float[Array, "..."]:

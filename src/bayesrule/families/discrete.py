@@ -128,6 +128,9 @@ class Categorical(ExponentialFamily):
     >>> q = Categorical(jnp.log(jnp.array([0.2, 0.3, 0.5])))
     >>> q.expectation().tolist(), q.support().tolist()
     ([0.2000, 0.3000], [0, 1, 2])
+
+    Args:
+        logits: log-probabilities up to a constant, (…, K); leading axes are a batch.
     """
 
     logits: Float[Array, "... K"]
@@ -195,6 +198,9 @@ class Poisson(ExponentialFamily):
     >>> q = Poisson(3.0)
     >>> float(q.log_prob(2)), float(q.entropy())
     (-1.4959, 1.9315)
+
+    Args:
+        rate: the mean count, above 0; its axes are a batch.
     """
 
     rate: Float[Array, "..."]
@@ -264,5 +270,5 @@ def _countable(states: int, what: str) -> None:
     if states > _MOST_STATES:
         raise ValueError(
             f"{what} has {states} states, too many to enumerate (at most {_MOST_STATES}): "
-            "look at the loss at samples or at the mean instead."
+            "evaluate the loss at samples or at the mean instead."
         )

@@ -26,6 +26,10 @@ class Gamma(ExponentialFamily):
     >>> q = Gamma(shape=2.0, rate=4.0)
     >>> float(q.mean), float(q.log_prob(0.5))
     (0.5, 0.0794)
+
+    Args:
+        shape: a, above 0; leading axes are a batch, broadcast with those of `rate`.
+        rate: b, above 0.
     """
 
     shape: Float[Array, "..."]
@@ -64,7 +68,8 @@ class Gamma(ExponentialFamily):
 
     def statistics(self, theta: Float[Array, "..."]) -> tuple[Array, Array]:
         theta = jnp.asarray(theta)
-        positive = theta > 0  # at 0, where EM puts the rate of counts that are all 0, no slope: it stays there
+        # EM puts the rate of counts that are all 0 at 0, where the derivative is set to 0 so that it stays there.
+        positive = theta > 0
         return jnp.where(positive, jnp.log(jnp.where(positive, theta, 1.0)), -jnp.inf), theta
 
     def log_partition(self, natural: tuple[Array, Array]) -> Float[Array, "..."]:
@@ -94,6 +99,12 @@ class NormalGamma(ExponentialFamily):
     >>> q = NormalGamma(mean=1.0, count=2.0, shape=3.0, rate=4.0)
     >>> [float(x) for x in q.expectation()]
     [-0.4635, 0.75, 0.75, 1.25]
+
+    Args:
+        mean: m; leading axes of all four are a batch and broadcast.
+        count: κ, above 0: how many observations the knowledge of the mean is worth.
+        shape: a, above 0.
+        rate: b, above 0.
     """
 
     mean: Float[Array, "..."]

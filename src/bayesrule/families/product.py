@@ -49,7 +49,7 @@ class Product(ExponentialFamily):
     r"""Independent blocks, $q(θ) = \prod_j q_j(θ_j)$; θ, λ and μ are dicts under the blocks' names.
 
     $λ = (λ_j)$, $T = (T_j)$, $A(λ) = \sum_j A_j(λ_j)$; the Fisher is block-diagonal, so each block
-    moves by itself. The whole is one event: a block's batch axes are summed away.
+    moves by itself. A product is one event: log-densities are summed over the blocks' batch axes.
 
     >>> import jax.numpy as jnp
     >>> from bayesrule.families.gamma import Gamma
@@ -57,6 +57,9 @@ class Product(ExponentialFamily):
     >>> q = Product({"rates": Gamma(2.0, jnp.array([1.0, 4.0])), "count": Poisson(3.0)})
     >>> q.expectation()["rates"][1].tolist(), q.entropy().shape
     ([2.0, 0.5], ())
+
+    Args:
+        blocks: the families by name.
     """
 
     blocks: dict[str, ExponentialFamily]

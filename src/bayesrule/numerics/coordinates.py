@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 
 def to_vector(leaf: Array, rank: int, ranked: bool) -> Array:
+    """The last `rank` axes of a leaf as one; a matrix counts as symmetric if the family has `ranks` (`ranked`)."""
     if rank == 2 and ranked:
         return _to_lower(leaf)
     lead = leaf.shape[: leaf.ndim - rank]
@@ -16,6 +17,7 @@ def to_vector(leaf: Array, rank: int, ranked: bool) -> Array:
 
 
 def _scales(size: int) -> tuple[Any, Any, Array]:
+    """Rows and columns of the lower triangle, and √2 off the diagonal, with which the map keeps inner products."""
     row, column = jnp.tril_indices(size)
     return row, column, jnp.where(row == column, 1.0, jnp.sqrt(2.0))
 
@@ -26,6 +28,7 @@ def _to_lower(matrix: Float[Array, "... D D"]) -> Float[Array, "... M"]:
 
 
 def from_lower(vector: Float[Array, "... M"], size: int) -> Float[Array, "... D D"]:
+    """The symmetric matrix with this scaled lower triangle."""
     row, column, scale = _scales(size)
     values = vector / scale.astype(vector.dtype)
     matrix = jnp.zeros((*vector.shape[:-1], size, size), vector.dtype)

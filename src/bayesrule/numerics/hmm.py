@@ -36,9 +36,9 @@ class Smoothed(NamedTuple):
 def smoothed(log_initial: Array, log_transitions: Array, log_likelihoods: Array, lengths: Any = None) -> Smoothed:
     r"""Forward–backward: $\log Z$, $q(z_t = k)$ and $\sum_t q(z_t = i, z_{t+1} = j)$, for $q(z) ∝ p(z) e^{ℓ(z)}$.
 
-    Messages are probabilities, scaled at every step. Where so much underflowed that it may matter (a state that was
-    ruled out and comes back, which takes zeros in A), all is done again with logarithms, at several times the cost.
-    Weights that are all impossible have log Z = −∞, and marginals that are no numbers.
+    Messages are probabilities, scaled at every step. Where underflow may have mattered (a state that was ruled out and
+    becomes possible again, which needs zeros in the transitions), everything is computed again with logarithms, at
+    several times the cost. If all paths are impossible, log Z = −∞ and the marginals are NaN.
 
     >>> import jax.numpy as jnp
     >>> likelihoods = jnp.array([[0.9, 0.2], [0.9, 0.2], [0.1, 0.8], [0.9, 0.2], [0.9, 0.2]])
@@ -47,11 +47,11 @@ def smoothed(log_initial: Array, log_transitions: Array, log_likelihoods: Array,
     >>> float(found.log_normalizer), found.marginals[:, 0].tolist()
     (-3.3725, [0.8673, 0.8204, 0.3075, 0.8204, 0.8673])
     """
-    arguments, each = _sequences(log_initial, log_transitions, log_likelihoods, lengths)
-    scaled, least = each(_scaled)(*arguments)
+    arguments, each = _flatten_batch(log_initial, log_transitions, log_likelihoods, lengths)
+    scaled, least = each(_smooth_scaled)(*arguments)
     limits = jnp.finfo(least.dtype)
     fine = jnp.all(least > limits.tiny / limits.eps**2)  # not so of NaN
-    return _unpacked(lax.cond(fine, lambda *_: scaled, each(_by_logarithms), *arguments), log_likelihoods)
+    return _unflatten_batch(lax.cond(fine, lambda *_: scaled, each(_smooth_logs), *arguments), log_likelihoods)
 
 
 @jax.custom_jvp
@@ -73,7 +73,7 @@ def _log_normalizer_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
 
 
 class Filtered(NamedTuple):
-    """log Z, and each state's log probability given what came up to each step."""
+    """log Z, and each state's log-probability given the weights up to each step."""
 
     log_normalizer: Float[Array, "..."]
     log_probabilities: Float[Array, "... T K"]
@@ -88,8 +88,8 @@ def filtered(log_initial: Array, log_transitions: Array, log_likelihoods: Array,
     >>> jnp.exp(found.log_probabilities).tolist()
     [[0.9, 0.1]]
     """
-    arguments, each = _sequences(log_initial, log_transitions, log_likelihoods, lengths)
-    return _unpacked(each(_filtered)(*arguments), log_likelihoods)
+    arguments, each = _flatten_batch(log_initial, log_transitions, log_likelihoods, lengths)
+    return _unflatten_batch(each(_filter)(*arguments), log_likelihoods)
 
 
 class Path(NamedTuple):
@@ -108,8 +108,8 @@ def best_path(log_initial: Array, log_transitions: Array, log_likelihoods: Array
     >>> best_path(jnp.zeros(2), transitions, jnp.array([[0.0, 1.0], [0.1, 0.0]])).states.tolist()
     [1, 1]
     """
-    arguments, each = _sequences(log_initial, log_transitions, log_likelihoods, lengths)
-    return _unpacked(each(_best)(*arguments), log_likelihoods)
+    arguments, each = _flatten_batch(log_initial, log_transitions, log_likelihoods, lengths)
+    return _unflatten_batch(each(_viterbi)(*arguments), log_likelihoods)
 
 
 @partial(jax.jit, static_argnames="shape")
@@ -122,21 +122,21 @@ def sampled(
     shape: tuple[int, ...] = (),
 ) -> Int[Array, "*S ... T"]:
     """Paths drawn from q, backwards after a filter; −1 past a sequence's length."""
-    (*rest, lengths), each = _sequences(log_initial, log_transitions, log_likelihoods, lengths)
+    (*rest, lengths), each = _flatten_batch(log_initial, log_transitions, log_likelihoods, lengths)
     noise = jax.random.gumbel(key, (*shape, *log_likelihoods.shape), log_likelihoods.dtype)
     steps, states = log_likelihoods.shape[-2:]
     batch = rest[2].shape[:-2]
     draws = noise.reshape(-1, *batch, steps, states) if batch else noise.reshape(-1, steps, states)
-    before = each(_filtered)(*rest, lengths).log_probabilities
-    one = lambda noise: each(_drawn, 2)(noise, before, rest[1], lengths)
+    before = each(_filter)(*rest, lengths).log_probabilities
+    one = lambda noise: each(_sample, 2)(noise, before, rest[1], lengths)
     return jax.vmap(one)(draws).reshape((*shape, *log_likelihoods.shape[:-1]))
 
 
 # Sequences: none, one or many axes before (T, K), as one.
 
 
-def _sequences(initial: Any, transitions: Any, likelihoods: Any, lengths: Any) -> tuple[tuple, Callable]:
-    """The arrays with one axis of sequences at most, and what takes a function of one sequence to all of them."""
+def _flatten_batch(initial: Any, transitions: Any, likelihoods: Any, lengths: Any) -> tuple[tuple, Callable]:
+    """Flatten the batch axes to one; also return the transform that maps a function of one sequence over them."""
     if likelihoods.ndim < 2 or likelihoods.shape[-2] == 0:
         raise ValueError(f"Log-likelihoods are (…, T, K), for each step and state, got shape {likelihoods.shape}.")
     *batch, steps, states = likelihoods.shape
@@ -160,7 +160,7 @@ def _sequences(initial: Any, transitions: Any, likelihoods: Any, lengths: Any) -
     )
 
     def each(function: Callable, shared: int = 0) -> Callable:
-        # One sequence runs by itself: an axis of length 1 makes XLA's loops slower.
+        # A single sequence runs without a batch axis, because an axis of length 1 makes XLA's loops slower.
         places = axes if not shared else [0, 0, axes[1], 0]
 
         def over(*arrays: Array) -> Any:
@@ -174,7 +174,7 @@ def _sequences(initial: Any, transitions: Any, likelihoods: Any, lengths: Any) -
     return found, each
 
 
-def _unpacked(tree: Any, likelihoods: Array) -> Any:
+def _unflatten_batch(tree: Any, likelihoods: Array) -> Any:
     batch = likelihoods.shape[:-2]
     return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), tree) if batch else tree
 
@@ -182,15 +182,16 @@ def _unpacked(tree: Any, likelihoods: Array) -> Any:
 # One sequence.
 
 
-def _run(body: Callable, start: Array, xs: Array, matrix: Array, length: Array | None = None) -> Array:
-    """What `body` emits at every step: forwards, or backwards from the step `length`, what follows it being filling.
+def _scan_chain(body: Callable, start: Array, xs: Array, matrix: Array, length: Array | None = None) -> Array:
+    """Scan `body(carry, x, M)` over the steps of a chain and return what it emits at each.
 
-    `body(carry, x, M)` has the matrix that leads on: from a step to the next, or to the one before.
+    M is the transition matrix to the next step or, backwards, to the step before. With `length` the scan runs backwards
+    from that step, and the steps after it are padding.
     """
     steps, varying, backwards = xs.shape[0], matrix.ndim == 3, length is not None
-    # One more matrix where the chain ends, which leads nowhere.
+    # The chain has one transition fewer than steps, so a matrix of zeros is added at its end.
     matrices = jnp.pad(matrix, ((1, 0) if backwards else (0, 1), (0, 0), (0, 0))) if varying else None
-    if length is not None:  # rolled, so that the sequence ends where its array does
+    if length is not None:  # the sequence is rolled so that it ends at the end of its array
         xs = jnp.roll(xs, steps - length, axis=0)
         matrices = None if matrices is None else jnp.roll(matrices, steps - length, axis=0)
     step = lambda carry, now: body(carry, now[0], now[1] if varying else matrix)
@@ -198,82 +199,87 @@ def _run(body: Callable, start: Array, xs: Array, matrix: Array, length: Array |
     return found if length is None else jnp.roll(found, length - steps, axis=0)
 
 
-def _scaled(initial: Array, transitions: Array, likelihoods: Array, length: Array) -> tuple[Smoothed, Array]:
-    """Scaled messages; also the least probability that is divided by, next to which what underflowed is compared."""
+def _smooth_scaled(initial: Array, transitions: Array, likelihoods: Array, length: Array) -> tuple[Smoothed, Array]:
+    """Forward–backward with probabilities that are scaled at every step.
+
+    Also returns the smallest divisor: if it is not far above the smallest normal number, underflow may have mattered.
+    """
     steps = likelihoods.shape[0]
     highest = jnp.max(likelihoods, axis=-1)
     highest = lax.stop_gradient(jnp.where(jnp.isfinite(highest), highest, 0.0))
     weights, matrix = jnp.exp(likelihoods - highest[:, None]), jnp.exp(transitions)
 
-    # A loop's body of few small operations: XLA then compiles all of it as one, at some 30 ns a step. What can wait
-    # (the filter itself, totals) comes after it, for all steps at once.
+    # The loop's body has few small operations, which XLA fuses into one kernel of about 30 ns a step. Everything that
+    # does not depend on the previous step (the filter itself, totals) is computed after it, for all steps at once.
     def onward(message: Array, weight: Array, matrix: Array) -> tuple[Array, Array]:
         joint = message * weight
         return jnp.sum(joint[:, None] * matrix, axis=0) / jnp.sum(joint), message
 
-    ahead = _run(onward, jnp.exp(initial), weights, matrix)
-    beyond = _run(onward, jnp.ones_like(weights[0]), weights, matrix.mT, length)
+    forward = _scan_chain(onward, jnp.exp(initial), weights, matrix)
+    backward = _scan_chain(onward, jnp.ones_like(weights[0]), weights, matrix.mT, length)
 
-    within = jnp.arange(steps) < length
-    joint = ahead * weights
+    valid = jnp.arange(steps) < length
+    joint = forward * weights
     total = jnp.sum(joint, axis=-1)
-    joint = joint * beyond
-    overlap = jnp.where(within, jnp.sum(joint, axis=-1), 1.0)
-    marginals = _kept(joint / overlap[:, None], within)
-    # ξ_t = α_t A (w β)_{t+1} / Σ, where α_t A = ahead_{t+1} and Σ = Σ (ahead w β)_{t+1}.
-    left = _kept((ahead * weights)[:-1] / total[:-1, None], within[1:])
-    right = _kept((weights * beyond)[1:] / overlap[1:, None], within[1:])
+    joint = joint * backward
+    overlap = jnp.where(valid, jnp.sum(joint, axis=-1), 1.0)
+    marginals = _zero_padding(joint / overlap[:, None], valid)
+    # ξ_t = α_t A (w β)_{t+1} / Σ, where α_t A = ahead_{t+1} and Σ = Σ (forward w β)_{t+1}.
+    left = _zero_padding((forward * weights)[:-1] / total[:-1, None], valid[1:])
+    right = _zero_padding((weights * backward)[1:] / overlap[1:, None], valid[1:])
     pairs = matrix * (left.T @ right if matrix.ndim == 2 else left[:, :, None] * right[:, None, :])
-    log_z = jnp.sum(jnp.where(within, jnp.log(total) + highest, 0.0))
-    return Smoothed(log_z, marginals, pairs), jnp.min(jnp.where(within, overlap, 1.0))
+    log_z = jnp.sum(jnp.where(valid, jnp.log(total) + highest, 0.0))
+    return Smoothed(log_z, marginals, pairs), jnp.min(jnp.where(valid, overlap, 1.0))
 
 
-def _kept(rows: Array, within: Array) -> Array:
-    return jnp.asarray(jnp.where(within[:, None], rows, 0.0))
+def _zero_padding(rows: Array, valid: Array) -> Array:
+    return jnp.asarray(jnp.where(valid[:, None], rows, 0.0))
 
 
-# With logarithms, in which nothing underflows. What is impossible has a number too, which no sum brings back: that
-# spares the loops the care of ∞ − ∞.
+# The same with logarithms, in which nothing underflows. Log-probabilities of −∞ are replaced by a number so low that no
+# sum of finite terms compensates for it, so that the loops need not treat ∞ − ∞.
 
 _IMPOSSIBLE = -1e30
 
 
-def _numbers(*logs: Array) -> list[Array]:
+def _clip_impossible(*logs: Array) -> list[Array]:
     return [jnp.maximum(x, _IMPOSSIBLE) for x in logs]
 
 
-def _summed(matrix: Array, vector: Array) -> Array:
+def _log_matvec(matrix: Array, vector: Array) -> Array:
     """log Σ_i exp(v_i + M_ij)."""
     terms = vector[:, None] + matrix
     highest = lax.stop_gradient(jnp.max(terms, axis=0))
     return highest + jnp.log(jnp.sum(jnp.exp(terms - highest), axis=0))
 
 
-def _highest(matrix: Array, vector: Array) -> Array:
+def _max_matvec(matrix: Array, vector: Array) -> Array:
     return jnp.max(vector[:, None] + matrix, axis=0)
 
 
-def _passed(through: Callable, start: Array, matrix: Array, likelihoods: Array, length: Array | None = None) -> Array:
-    """What comes to each step from those before it (or after it, from the step `length`), up to a constant."""
+def _pass_messages(
+    through: Callable, start: Array, matrix: Array, likelihoods: Array, length: Array | None = None
+) -> Array:
+    """The log-messages into each step from those before it (backwards from `length`: after it), up to a constant."""
 
     def onward(message: Array, likelihood: Array, matrix: Array) -> tuple[Array, Array]:
         joint = message + likelihood
         return through(matrix, joint - jnp.max(joint)), message
 
-    return _run(onward, start, likelihoods, matrix, length)
+    return _scan_chain(onward, start, likelihoods, matrix, length)
 
 
-def _by_logarithms(initial: Array, transitions: Array, likelihoods: Array, length: Array) -> Smoothed:
-    initial, transitions, likelihoods = _numbers(initial, transitions, likelihoods)
-    ahead = _passed(_summed, initial, transitions, likelihoods)
-    beyond = _passed(_summed, jnp.zeros_like(initial), transitions.mT, likelihoods, length)
+def _smooth_logs(initial: Array, transitions: Array, likelihoods: Array, length: Array) -> Smoothed:
+    initial, transitions, likelihoods = _clip_impossible(initial, transitions, likelihoods)
+    forward = _pass_messages(_log_matvec, initial, transitions, likelihoods)
+    backward = _pass_messages(_log_matvec, jnp.zeros_like(initial), transitions.mT, likelihoods, length)
 
-    within = jnp.arange(likelihoods.shape[0]) < length
-    before = ahead + likelihoods
-    joint = before + beyond
+    valid = jnp.arange(likelihoods.shape[0]) < length
+    before = forward + likelihoods
+    joint = before + backward
     overlap = jax.nn.logsumexp(joint, axis=-1)
-    marginals = _kept(jnp.exp(joint - overlap[:, None]), within)
-    after = likelihoods + beyond
+    marginals = _zero_padding(jnp.exp(joint - overlap[:, None]), valid)
+    after = likelihoods + backward
 
     def pair(inside: Array, left: Array, right: Array, matrix: Array) -> Array:
         terms = left[:, None] + matrix + right
@@ -282,7 +288,7 @@ def _by_logarithms(initial: Array, transitions: Array, likelihoods: Array, lengt
     def add(total: Array, now: tuple[Array, Array, Array]) -> tuple[Array, None]:
         return total + pair(*now, transitions), None
 
-    each = within[1:], before[:-1], after[1:]
+    each = valid[1:], before[:-1], after[1:]
     if transitions.ndim == 2:
         pairs, _ = lax.scan(add, jnp.zeros_like(transitions), each)
     else:
@@ -293,42 +299,45 @@ def _by_logarithms(initial: Array, transitions: Array, likelihoods: Array, lengt
 
 
 def _log_total(joint: Array, length: Array) -> Array:
-    """log Z: the highest of every step, which the loop takes out, and what the last step has beside it."""
+    """log Z: the sum of the maxima that the loop subtracts at each step, plus the log of the last step's total."""
     highest = jnp.max(joint, axis=-1)
     last = jax.nn.logsumexp(joint - highest[:, None], axis=-1)[length - 1]
-    return jnp.where(length > 0, _possible(_within(highest, length) + last), 0.0)
+    return jnp.where(length > 0, _restore_impossible(_sum_valid(highest, length) + last), 0.0)
 
 
-def _within(values: Array, length: Array) -> Array:
+def _sum_valid(values: Array, length: Array) -> Array:
     return jnp.sum(jnp.where(jnp.arange(values.shape[0]) < length, values, 0.0))
 
 
-def _possible(log: Array) -> Array:
+def _restore_impossible(log: Array) -> Array:
     return jnp.where(log < 0.5 * _IMPOSSIBLE, -jnp.inf, log)
 
 
-def _filtered(initial: Array, transitions: Array, likelihoods: Array, length: Array) -> Filtered:
-    initial, transitions, likelihoods = _numbers(initial, transitions, likelihoods)
-    joint = _passed(_summed, initial, transitions, likelihoods) + likelihoods
-    return Filtered(_log_total(joint, length), _possible(jax.nn.log_softmax(joint, axis=-1)))
+def _filter(initial: Array, transitions: Array, likelihoods: Array, length: Array) -> Filtered:
+    initial, transitions, likelihoods = _clip_impossible(initial, transitions, likelihoods)
+    joint = _pass_messages(_log_matvec, initial, transitions, likelihoods) + likelihoods
+    return Filtered(_log_total(joint, length), _restore_impossible(jax.nn.log_softmax(joint, axis=-1)))
 
 
-def _best(initial: Array, transitions: Array, likelihoods: Array, length: Array) -> Path:
-    initial, transitions, likelihoods = _numbers(initial, transitions, likelihoods)
-    joint = _passed(_highest, initial, transitions, likelihoods) + likelihoods
-    return Path(_traced(joint, transitions, length), _possible(_within(jnp.max(joint, axis=-1), length)))
+def _viterbi(initial: Array, transitions: Array, likelihoods: Array, length: Array) -> Path:
+    initial, transitions, likelihoods = _clip_impossible(initial, transitions, likelihoods)
+    joint = _pass_messages(_max_matvec, initial, transitions, likelihoods) + likelihoods
+    return Path(
+        _trace_back(joint, transitions, length), _restore_impossible(_sum_valid(jnp.max(joint, axis=-1), length))
+    )
 
 
-def _drawn(noise: Array, before: Array, transitions: Array, length: Array) -> Array:
-    return _traced(before + noise, transitions, length)  # the highest of log p plus Gumbel noise is a draw from p
+def _sample(noise: Array, before: Array, transitions: Array, length: Array) -> Array:
+    # The argmax of log p plus Gumbel noise is a draw from p.
+    return _trace_back(before + noise, transitions, length)
 
 
-def _traced(scores: Array, transitions: Array, length: Array) -> Int[Array, " T"]:
-    """The states from the last backwards, each the highest of its scores and the transition to the next."""
+def _trace_back(scores: Array, transitions: Array, length: Array) -> Int[Array, " T"]:
+    """The states from the last to the first, each the argmax of its score plus the transition to the next state."""
 
     def back(bonus: Array, score: Array, matrix: Array) -> tuple[Array, Array]:
         state = jnp.argmax(score + bonus)
         return matrix[:, state], state
 
-    path = _run(back, jnp.zeros_like(scores[0]), scores, transitions, length)
+    path = _scan_chain(back, jnp.zeros_like(scores[0]), scores, transitions, length)
     return jnp.asarray(jnp.where(jnp.arange(scores.shape[0]) < length, path, -1))

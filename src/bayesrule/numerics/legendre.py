@@ -29,10 +29,10 @@ def legendre(q: Any, expectation: PyTree) -> PyTree:
             slope = residual(x)
             newton = jnp.linalg.solve(where._fisher(x), slope[..., None])[..., 0]
             trial = x - length[..., None] * newton
-            here, there = value(x), value(trial)
+            current, proposed = value(x), value(trial)
             decrement = jnp.abs(slope * newton).sum(-1)
-            # Close to the end the values differ by less than their rounding: the step is trusted.
-            better = (there <= here + 8 * epsilon * (1 + jnp.abs(here))) | (decrement <= epsilon**0.5)
+            # Near the solution the values differ by less than their rounding errors, so the step is accepted.
+            better = (proposed <= current + 8 * epsilon * (1 + jnp.abs(current))) | (decrement <= epsilon**0.5)
             accepted = better & where.inside(where.uncoordinates(trial))
             gap = jnp.max(jnp.where(accepted & (length == 1), decrement, jnp.inf))
             x = jnp.where(accepted[..., None], trial, x)

@@ -33,31 +33,31 @@ def outer(x: Float[Array, "... I"], y: Float[Array, "... J"]) -> Float[Array, ".
 
 
 def symmetric(a: Float[Array, "... D D"]) -> Float[Array, "... D D"]:
-    """What rounding leaves of a symmetric matrix, made so."""
+    """½(A + Aᵀ), which removes the asymmetry that rounding makes."""
     return 0.5 * (a + a.mT)
 
 
-def _eliminated(rows: Float[Array, "... D E"], least: Float[Array, "... D"]) -> Float[Array, "... D E"]:
-    """[M, B] to [U, U⁻ᵀB] with M = UᵀU, row by row; a pivot that is no more than the least counts as zero."""
+def _eliminate(rows: Float[Array, "... D E"], least: Float[Array, "... D"]) -> Float[Array, "... D E"]:
+    """Transform the rows [M, B] to [U, U⁻ᵀB] with M = UᵀU; a pivot of at most `least` counts as zero."""
     size = least.shape[-1]
-    places = jnp.arange(size)
+    index = jnp.arange(size)
 
-    def once(k: Array, rows: Array) -> Array:
+    def eliminate_row(k: Array, rows: Array) -> Array:
         row = jax.lax.dynamic_index_in_dim(rows, k, axis=-2, keepdims=False)
         pivot = jax.lax.dynamic_index_in_dim(row, k, axis=-1)
         good = pivot > jax.lax.dynamic_index_in_dim(least, k, axis=-1)
         scaled = jnp.where(good, row / jnp.sqrt(jnp.where(good, pivot, 1.0)), jnp.zeros((), row.dtype))
-        below = jnp.where(places > k, scaled[..., :size], 0.0)
+        below = jnp.where(index > k, scaled[..., :size], 0.0)
         rows = rows - outer(below, scaled)
-        return jnp.where((places == k)[:, None], scaled[..., None, :], rows)
+        return jnp.where((index == k)[:, None], scaled[..., None, :], rows)
 
-    return jax.lax.fori_loop(0, size, once, rows)
+    return jax.lax.fori_loop(0, size, eliminate_row, rows)
 
 
 def root(matrix: Float[Array, "... D D"]) -> Float[Array, "... D D"]:
-    """U with UᵀU = P, upper triangular, for a positive semi-definite P: where a pivot is zero, so is its row."""
+    """The upper triangular U with UᵀU = P, for a positive semi-definite P; the row of a zero pivot is zero."""
     sizes = jnp.diagonal(matrix, axis1=-2, axis2=-1)
-    return jnp.triu(_eliminated(matrix, 16 * jnp.finfo(matrix.dtype).eps * sizes))
+    return jnp.triu(_eliminate(matrix, 16 * jnp.finfo(matrix.dtype).eps * sizes))
 
 
 def with_jitter(matrix: Float[Array, "... D D"]) -> Float[Array, "... D D"]:
@@ -98,19 +98,19 @@ def safe_sqrt(x: Float[Array, "..."]) -> Float[Array, "..."]:
 def posterior(
     covariance: Float[Array, "... D D"], information: Float[Array, "... D D"]
 ) -> tuple[Float[Array, "... D D"], Float[Array, "..."]]:
-    """K = (P⁻¹ + J)⁻¹ and log|I + PJ|, for any J that leaves them positive, however large or singular P is.
+    """The posterior covariance K = (P⁻¹ + J)⁻¹ and log|I + PJ|, for a covariance P that may be large or singular.
 
-    With P = UᵀU and I + UJUᵀ = LLᵀ, K = YᵀY, Y = L⁻¹U: a small variance does not come as the difference of two large
-    ones. NaN where they are not positive.
+    With P = UᵀU, I + UJUᵀ = LLᵀ and Y = L⁻¹U it is K = YᵀY, so that a small variance is no difference of two large
+    ones. J may have negative eigenvalues; where P⁻¹ + J is not positive definite, the results are NaN.
     """
     factor = root(covariance)
     size = factor.shape[-1]
     eye = jnp.eye(size, dtype=factor.dtype)
     mixed = eye + matmul(matmul(factor, information), factor.mT)
     both = jnp.concatenate([mixed, jnp.broadcast_to(factor, mixed.shape)], axis=-1)
-    found = _eliminated(both, jnp.zeros(mixed.shape[:-1], factor.dtype))
-    pivots = jnp.diagonal(found[..., :size], axis1=-2, axis2=-1)
-    half = found[..., size:]
+    eliminated = _eliminate(both, jnp.zeros(mixed.shape[:-1], factor.dtype))
+    pivots = jnp.diagonal(eliminated[..., :size], axis1=-2, axis2=-1)
+    half = eliminated[..., size:]
     proper = jnp.where(jnp.min(pivots, axis=-1) > 0, 0.0, jnp.nan)
     return matmul(half.mT, half) + proper[..., None, None], 2 * jnp.sum(jnp.log(pivots), axis=-1) + proper
 

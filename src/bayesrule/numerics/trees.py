@@ -33,7 +33,7 @@ def unravel(vector: Float[Array, "... P"], like: PyTree, lead: int = 0) -> PyTre
 
 
 def slope_diagonal(slope: Callable[[Array], Array], at: Array) -> Array:
-    """∂slope_j/∂θ_j for every j, one at a time: P directional derivatives and no P×P matrix."""
+    """∂slope_j/∂θ_j for every j, by P directional derivatives, without the P×P matrix."""
 
     def one(j: Array) -> Array:
         tangent = jnp.zeros_like(at).at[j].set(1)
@@ -53,12 +53,18 @@ def floating(tree: PyTree) -> PyTree:
 
 
 def wide(dtype: Any) -> Any:
-    """The dtype that statistics of such parameters have: at least float32."""
+    """The dtype of statistics (precisions, averages) of parameters with this dtype: at least float32."""
     return jnp.promote_types(dtype, jnp.float32)
 
 
 def same_shape(tree: PyTree, like: PyTree, name: str) -> PyTree:
-    """`tree` spread over the leaves of `like`: a scalar everywhere, else leaf by leaf."""
+    """`tree` broadcast to the leaves of `like`: one number for all of them, or leaf by leaf.
+
+    Args:
+        tree: one number, or a pytree like `like`.
+        like: a pytree of arrays.
+        name: what `tree` is, for the error.
+    """
     if jax.tree.structure(tree) == jax.tree.structure(like):
         try:
             return jax.tree.map(lambda x, m: jnp.broadcast_to(x, m.shape).astype(wide(m.dtype)), tree, like)

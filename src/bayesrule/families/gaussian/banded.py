@@ -1,4 +1,4 @@
-"""A Gaussian over the steps of a chain whose precision is block-tridiagonal: the states of a chain to be learnt."""
+"""A Gaussian over the steps of a chain whose precision is block-tridiagonal, for a chain with unknown transitions."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ class BandedGaussian(ExponentialFamily):
     $λ = (h, −½J, −C)$, $T = (x_t, x_tx_t^⊤, x_{t+1}x_t^⊤)$: neighbours have statistics of their own, so that a
     transition's message fits in, whether its matrix is known or a block itself (`factors.dynamics`). Where the
     transitions are known, `GaussianChain` has λ for the observations alone, and asks for no inverse of their noise.
-    A step's states are `mean` (…, T, D); axes before those are a batch of chains.
-
     >>> import jax.numpy as jnp
     >>> q = BandedGaussian(jnp.zeros((3, 1)), 2 * jnp.ones((3, 1, 1)), -jnp.ones((2, 1, 1)))
     >>> [round(float(v), 4) for v in q.states[1][:, 0, 0]]
     [0.75, 1.0, 0.75]
+
+    Args:
+        linear: h, (…, T, D); axes before the last two are a batch of chains.
+        diagonal: J, (…, T, D, D).
+        crossed: C, (…, T − 1, D, D).
     """
 
     linear: Float[Array, "... T D"]
     diagonal: Float[Array, "... T D D"]
     crossed: Float[Array, "... T-1 D D"]
     states: tuple[Array, Array, Array]
-    """E x_t, Cov x_t and Cov(x_{t+1}, x_t): at hand, since every factor asks for them."""
+    """E x_t, Cov x_t and Cov(x_{t+1}, x_t), stored because every factor reads them."""
     log_det: Float[Array, "..."]
     label: ClassVar[str] = "Gaussian (chain)"
     meaning: ClassVar[str] = "q(x) ∝ exp Σ_t(hᵀx_t − ½x_tᵀJ_t x_t − x_{t+1}ᵀC_t x_t), λ = (h, −½J, −C)"
@@ -145,15 +148,15 @@ class BandedGaussian(ExponentialFamily):
         def step(before: Array, x: tuple) -> tuple[Array, Array]:
             factor, push, C, noise = x
             factor = jnp.broadcast_to(factor, (*shape, *factor.shape))
-            pull = solve_triangular(factor, (push - matvec(C, before))[..., None], lower=True)
-            here = solve_triangular(factor, pull + noise[..., None], lower=True, trans=1)[..., 0]
-            return here, here
+            half = solve_triangular(factor, (push - matvec(C, before))[..., None], lower=True)
+            state = solve_triangular(factor, half + noise[..., None], lower=True, trans=1)[..., 0]
+            return state, state
 
         xs = factors, pushes, jnp.moveaxis(crossed, -3, 0), noise
         _, drawn = jax.lax.scan(step, jnp.zeros_like(noise[0]), xs)
         return jnp.moveaxis(drawn, 0, -2)
 
-    # What belongs to one chain; only the second part is symmetric.
+    # Minimal coordinates: of the three parts of λ only the second holds symmetric matrices.
 
     def _leaf_ranks(self, leaves: list[Array]) -> tuple[int, ...]:
         return 2, 3, 3
@@ -183,7 +186,7 @@ class BandedGaussian(ExponentialFamily):
         return first.reshape((*lead, steps, size)), matrix, third.reshape((*lead, steps - 1, size, size))
 
 
-# Elimination from the end, and moments from the start.
+# States are eliminated from the end of the chain; moments follow from its start.
 
 
 def _second(states: tuple[Array, Array, Array]) -> Natural:
@@ -194,7 +197,11 @@ def _second(states: tuple[Array, Array, Array]) -> Natural:
 
 
 def _eliminated(natural: Natural) -> tuple[Array, Array, Array]:
-    """Of every step given the one before it: the precision's Cholesky factor, its part of h, and log|S|."""
+    """Eliminate the states from the last to the first.
+
+    Returns:
+        Of each state given the one before it the Cholesky factor of its precision and the linear term, and log|S|.
+    """
     first, second, third = natural
     ahead = lambda x: jnp.moveaxis(x, -3, 0)
     last = jnp.linalg.cholesky(-2 * second[..., -1, :, :]), first[..., -1, :]
@@ -207,8 +214,8 @@ def _eliminated(natural: Natural) -> tuple[Array, Array, Array]:
         return after, after
 
     xs = jnp.moveaxis(first, -2, 0)[:-1], -2 * ahead(second)[:-1], -ahead(third)
-    _, found = jax.lax.scan(step, last, xs, reverse=True)
-    factors, pushes = (jnp.concatenate([x, y[None]]) for x, y in zip(found, last, strict=True))
+    _, earlier = jax.lax.scan(step, last, xs, reverse=True)
+    factors, pushes = (jnp.concatenate([x, y[None]]) for x, y in zip(earlier, last, strict=True))
     log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(factors, axis1=-2, axis2=-1)), axis=(0, -1))
     return factors, pushes, log_det
 
@@ -217,17 +224,17 @@ def _moments(natural: Natural) -> tuple[tuple[Array, Array, Array], Array]:
     """E x_t, Cov x_t and Cov(x_{t+1}, x_t); log|S|."""
     factors, pushes, log_det = _eliminated(natural)
     eye = jnp.broadcast_to(jnp.eye(factors.shape[-1], dtype=factors.dtype), factors.shape)
-    spreads = cho_solve((factors, True), eye)
-    means = matvec(spreads, pushes)
-    gains = matmul(spreads[1:], jnp.moveaxis(natural[2], -3, 0))
-    start = means[0], spreads[0]
+    conditional_covs = cho_solve((factors, True), eye)
+    means = matvec(conditional_covs, pushes)
+    gains = matmul(conditional_covs[1:], jnp.moveaxis(natural[2], -3, 0))
+    start = means[0], conditional_covs[0]
 
     def step(carry: tuple[Array, Array], x: tuple[Array, Array, Array]) -> tuple:
-        (mean, cov), (own, spread, gain) = carry, x
+        (mean, cov), (own, conditional_cov, gain) = carry, x
         crossed = matmul(gain, cov)
-        after = own + matvec(gain, mean), spread + matmul(crossed, gain.mT)
+        after = own + matvec(gain, mean), conditional_cov + matmul(crossed, gain.mT)
         return after, (*after, crossed)
 
-    _, (mean, cov, crossed) = jax.lax.scan(step, start, (means[1:], spreads[1:], gains))
+    _, (mean, cov, crossed) = jax.lax.scan(step, start, (means[1:], conditional_covs[1:], gains))
     mean, cov = (jnp.concatenate([x[None], y]) for x, y in zip(start, (mean, cov), strict=True))
     return (jnp.moveaxis(mean, 0, -2), jnp.moveaxis(cov, 0, -3), jnp.moveaxis(crossed, 0, -3)), log_det

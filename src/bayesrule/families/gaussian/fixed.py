@@ -1,4 +1,4 @@
-"""The Gaussian whose precision stays as it is: the candidate of gradient descent."""
+"""The Gaussian with a fixed precision, the family of gradient descent."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ from .precision import NONE, Structure
 
 
 class FixedGaussian(GaussianFamily, ExponentialFamily):
-    r"""A Gaussian $N(m, S^{-1})$ whose precision stays as it is: gradient descent's candidate.
+    r"""A Gaussian $N(m, S^{-1})$ with a fixed precision, the family of gradient descent.
 
     $λ = Sm$, $μ = m$, $2\log h(θ) = \log|S| − P\log 2π − θ^⊤Sθ$, so the decay of λ cancels in the
     rule and $m ← m − ρS^{-1}E_q∇\barℓ$ (`eq:blr_sgd1`, `eq:sgd_cov`).
-
-    `precision` is one number, a pytree like `mean` with a number for each entry, or a matrix over the ravelled
-    mean. With `batch_ndim=1` the leaves' first axes are a batch.
 
     >>> import jax.numpy as jnp
     >>> q = FixedGaussian(jnp.array([1.0, 2.0]), 4.0)
@@ -34,6 +31,11 @@ class FixedGaussian(GaussianFamily, ExponentialFamily):
     ([4.0, 8.0], [1.0, 2.0])
     >>> [float(x) for x in FixedGaussian(jnp.ones(2), jnp.array([[2.0, 1.0], [1.0, 3.0]])).natural()]
     [3.0, 4.0]
+
+    Args:
+        mean: m, any pytree.
+        precision: S, one number, a pytree like `mean` with a number for each entry, or a matrix over the ravelled mean.
+        batch_ndim: how many of the first axes of each leaf are a batch.
     """
 
     mean: PyTree
@@ -58,7 +60,8 @@ class FixedGaussian(GaussianFamily, ExponentialFamily):
             precision = precision.astype(jnp.result_type(*(wide(leaf.dtype) for leaf in leaves)) if leaves else float)
         else:
             precision = same_shape(precision, self.mean, "precision")
-        self.precision = precision  # one number stays one: at 10⁷ parameters it is not a stream to read
+        # One number is not expanded to the shape of the mean, which would be read from memory at every step.
+        self.precision = precision
 
     @property
     def elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # as its precision is

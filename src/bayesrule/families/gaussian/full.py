@@ -21,18 +21,20 @@ _LOG_2PI = math.log(2 * math.pi)
 
 
 class Gaussian(GaussianFamily, ExponentialFamily):
-    r"""A Gaussian $N(m, S^{-1})$ with a full precision: Newton's candidate.
+    r"""The Gaussian $N(m, S^{-1})$ with a full precision, the family of Newton's method.
 
     $λ = (Sm, −½S)$, $μ = (m, S^{-1} + mm^⊤)$ (`eq:full_gauss_params`). Moved in (m, S), S first:
     $S ← (1−ρτ)S + ρE_q∇^2\barℓ$, $m ← m − ρS_{t+1}^{-1}E_q∇\barℓ$ (`eq:von_1`).
-
-    `mean` is any pytree (ravelled once), `precision` a matrix over the ravelled mean; axes of the
-    precision before the last two, and as many first axes of the mean, are a batch.
 
     >>> import jax.numpy as jnp
     >>> q = Gaussian(jnp.array([1.0, 0.0]), 2 * jnp.eye(2))
     >>> [float(x) for x in q.natural()[0]], round(float(q.entropy()), 4)
     ([2.0, 0.0], 2.1447)
+
+    Args:
+        mean: m, any pytree.
+        precision: S, a matrix over the ravelled mean, or one number for a multiple of the identity. Axes before the
+            last two, and as many first axes of the mean, are a batch.
     """
 
     mean: PyTree
@@ -107,11 +109,11 @@ class Gaussian(GaussianFamily, ExponentialFamily):
     def moments(self, shift: tuple[Array, Array]) -> tuple[Array, Array]:
         """m and S⁻¹ with μ displaced: dV = dμ₂ − dμ₁mᵀ − m dμ₁ᵀ."""
         mean = self._vector(self.mean)
-        return mean + shift[0], self.covariance() + _spread(shift, mean)
+        return mean + shift[0], self.covariance() + _covariance_change(shift, mean)
 
     def shifted_in_mu(self, shift: tuple[Array, Array]) -> Self:
         mean = self._vector(self.mean)
-        change = self.precision @ _spread(shift, mean) @ self.precision
+        change = self.precision @ _covariance_change(shift, mean) @ self.precision
         return self._like(Gaussian(mean + shift[0], self.precision - change))
 
     def mode(self) -> PyTree:
@@ -152,7 +154,7 @@ class Gaussian(GaussianFamily, ExponentialFamily):
     def inside(self, natural: PyTree | None = None) -> Bool[Array, "..."]:
         vector, matrix = natural if natural is not None else (self._vector(self.mean), -0.5 * self.precision)
         factor = jnp.linalg.cholesky(-2 * matrix)
-        # A pivot that is all rounding error is a zero: S is singular, even if its factor came out finite.
+        # A pivot of the size of the rounding errors is a zero: S is singular, even if its factor is finite.
         pivots = jnp.diagonal(factor, axis1=-2, axis2=-1) ** 2
         rounding = factor.shape[-1] * jnp.finfo(factor.dtype).eps
         least = -2 * rounding * jnp.diagonal(matrix, axis1=-2, axis2=-1)
@@ -189,10 +191,10 @@ class Gaussian(GaussianFamily, ExponentialFamily):
             return jacobian.covariance(self.covariance())
         flat = ravel(jacobian, 2)
         rows = flat.reshape((-1, flat.shape[-1]))
-        spread = (rows @ self.covariance()).reshape(flat.shape)
+        product = (rows @ self.covariance()).reshape(flat.shape)
         if flat.shape[1] == 1:
-            return jnp.sum(spread * flat, axis=-1, keepdims=True)
-        return jnp.einsum("bkp,blp->bkl", spread, flat)
+            return jnp.sum(product * flat, axis=-1, keepdims=True)
+        return jnp.einsum("bkp,blp->bkl", product, flat)
 
     def prior_curvature(self, structure: Structure, like: PyTree) -> Any:
         return structure.of_matrix(self.precision, like)
@@ -230,13 +232,13 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         if step.retraction:
             half = linalg.solve_triangular(jnp.linalg.cholesky(self.precision), change, lower=True)
             precision = precision + 0.5 * jnp.swapaxes(half, -1, -2) @ half
-        push = -rate * self._vector(step.gradient)
+        natural_change = -rate * self._vector(step.gradient)
         if step.momentum is not None:
             momentum = jnp.asarray(step.momentum, dtype)
-            before = step.previous
-            travelled = self._vector(self.mean) - self._vector(before.mean)
-            push = push + momentum * _matvec(before.precision, travelled)
-        mean = self._vector(self.mean) + _solve(jnp.linalg.cholesky(precision), push)
+            previous = step.previous
+            displacement = self._vector(self.mean) - self._vector(previous.mean)
+            natural_change = natural_change + momentum * _matvec(previous.precision, displacement)
+        mean = self._vector(self.mean) + _solve(jnp.linalg.cholesky(precision), natural_change)
         return eqx.tree_at(lambda q: (q.mean, q.precision), self, (self._tree(mean), precision))
 
     def with_scaled_precision(self, factor: Any) -> Self:
@@ -245,7 +247,7 @@ class Gaussian(GaussianFamily, ExponentialFamily):
 
     def decrement(self, step: Step) -> Float[Array, ""]:
         """½ gᵀS⁻¹g + ¼ tr[(S⁻¹(H − τS))²]."""
-        # Through the covariance, which a step needs anyway, and not through more triangular solves.
+        # This uses the covariance, which a step computes anyway, and no further triangular solves.
         covariance, gradient = self.covariance(), self._vector(step.gradient)
         change = covariance @ step.curvature
         change = change - jnp.asarray(step.temperature, change.dtype) * jnp.eye(change.shape[-1], dtype=change.dtype)
@@ -253,8 +255,8 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         return 0.5 * squares + 0.25 * jnp.sum(change * jnp.swapaxes(change, -1, -2))
 
 
-def _spread(shift: tuple[Array, Array], mean: Float[Array, "... P"]) -> Float[Array, "... P P"]:
-    """What a displacement of μ = (m, V + mmᵀ) does to V."""
+def _covariance_change(shift: tuple[Array, Array], mean: Float[Array, "... P"]) -> Float[Array, "... P P"]:
+    """The change of V that a displacement of μ = (m, V + mmᵀ) makes, to first order."""
     outer = shift[0][..., :, None] * mean[..., None, :]
     return 0.5 * (shift[1] + jnp.swapaxes(shift[1], -1, -2)) - outer - jnp.swapaxes(outer, -1, -2)
 

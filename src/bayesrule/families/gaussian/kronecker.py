@@ -1,4 +1,4 @@
-"""A Gaussian whose precision is a Kronecker product for each layer: noisy K-FAC's candidate."""
+"""A Gaussian whose precision is a Kronecker product for each layer: the family of noisy K-FAC."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ KRONECKER = KroneckerStructure()
 
 
 class KroneckerGaussian(GaussianFamily):
-    r"""$N(m, S^{-1})$ with $S_l = \tilde A_l ⊗ \tilde G_l$ for each leaf l: noisy K-FAC's candidate (section 4.4).
+    r"""$N(m, S^{-1})$ with $S_l = \tilde A_l ⊗ \tilde G_l$ for each leaf l: the family of noisy K-FAC (section 4.4).
 
     A leaf (…, outputs) is laid out as a matrix of I×O entries, inputs by outputs: dense kernels (in, out),
     convolutions (height, width, in, out), biases 1×O. $\tilde A = A + π\sqrt{δ}I$ and
@@ -72,6 +72,12 @@ class KroneckerGaussian(GaussianFamily):
     >>> q = KroneckerGaussian({"w": jnp.zeros((3, 2)), "b": jnp.zeros(2)}, 4.0)
     >>> [round(float(v), 4) for v in q.variance()["b"]], q.inputs["w"].shape
     ([0.25, 0.25], (3, 3))
+
+    Args:
+        mean: m, any pytree.
+        precision: the prior's precision δ, one number, or one for each leaf.
+        inputs: A for each leaf, (I, I); zeros by default.
+        outputs: G for each leaf, (O, O); zeros by default.
     """
 
     mean: PyTree
@@ -84,7 +90,6 @@ class KroneckerGaussian(GaussianFamily):
     structure: ClassVar[Structure] = KRONECKER
 
     def __init__(self, mean: PyTree, precision: Any = 1.0, *, inputs: PyTree = None, outputs: PyTree = None):
-        """`precision` is the prior's part δ: one number, or one for each leaf."""
         self.mean = floating(mean)
         if jax.tree.structure(precision) == jax.tree.structure(self.mean):
             each = jax.tree.map(lambda s, m: jnp.mean(jnp.asarray(s)).astype(wide(m.dtype)), precision, self.mean)
@@ -126,8 +131,8 @@ class KroneckerGaussian(GaussianFamily):
             return jnp.swapaxes(_left_solve(right, jnp.swapaxes(half, -1, -2), transposed=True), -1, -2)
 
         lead = noise.ndim - 1
-        spread = self._mapped(leaf, unravel(noise, self.mean))
-        return jax.tree.map(lambda m, e: m.reshape((1,) * lead + m.shape) + e.astype(m.dtype), self.mean, spread)
+        deviation = self._mapped(leaf, unravel(noise, self.mean))
+        return jax.tree.map(lambda m, e: m.reshape((1,) * lead + m.shape) + e.astype(m.dtype), self.mean, deviation)
 
     def times(self, theta: PyTree) -> PyTree:
         return self._mapped(lambda a, g, t: a @ t @ g, theta)
@@ -192,11 +197,11 @@ class KroneckerGaussian(GaussianFamily):
             cast = lambda x, like: jnp.asarray(x, like.dtype)
             return jax.tree.map(lambda o, n: cast(1 - share, o) * o + cast(weight, o) * n.astype(o.dtype), old, new)
 
-        seen: KroneckerFactors = step.curvature
+        measured: KroneckerFactors = step.curvature
         factors = (
-            mixed(self.inputs, seen.inputs, share),
-            mixed(self.outputs, seen.outputs, rate),
-            mixed(self.prior, seen.diagonal, rate),
+            mixed(self.inputs, measured.inputs, share),
+            mixed(self.outputs, measured.outputs, rate),
+            mixed(self.prior, measured.diagonal, rate),
         )
         new = eqx.tree_at(lambda q: (q.inputs, q.outputs, q.prior), self, factors)
         push = new.solve(step.gradient)
@@ -219,12 +224,12 @@ def _sides(leaf: Array) -> tuple[int, int]:
 
 def _damped(inputs: Array, outputs: Array, prior: Array) -> tuple[Array, Array]:
     """Ã and G̃: the prior's precision shared out between the factors in the proportion of their sizes."""
-    if inputs.shape == (1, 1):  # exact, where there is nothing to share
-        bare = jnp.where(inputs > 0, inputs, 1.0)
-        return bare, outputs + prior / bare * jnp.eye(outputs.shape[0], dtype=outputs.dtype)
+    if inputs.shape == (1, 1):  # A is a number, and the product A ⊗ G + δI is exact
+        scale = jnp.where(inputs > 0, inputs, 1.0)
+        return scale, outputs + prior / scale * jnp.eye(outputs.shape[0], dtype=outputs.dtype)
     left, right = jnp.trace(inputs) / inputs.shape[0], jnp.trace(outputs) / outputs.shape[0]
-    seen = (left > 0) & (right > 0)
-    ratio = jnp.sqrt(jnp.where(seen, left, 1.0) / jnp.where(seen, right, 1.0))
+    measured = (left > 0) & (right > 0)
+    ratio = jnp.sqrt(jnp.where(measured, left, 1.0) / jnp.where(measured, right, 1.0))
     root = jnp.sqrt(prior)
     eye = lambda x: jnp.eye(x.shape[0], dtype=x.dtype)
     return inputs + ratio * root * eye(inputs), outputs + root / ratio * eye(outputs)

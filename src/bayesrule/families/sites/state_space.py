@@ -79,7 +79,7 @@ class StateSpace(eqx.Module):
         if len(set(varying.values())) > 1:
             raise ValueError(f"What changes with time needs T − 1 entries for the T − 1 transitions, got {varying}.")
         for name in ("noise", "covariance"):
-            _positive(name, getattr(self, name))
+            _check_covariance(name, getattr(self, name))
 
     @property
     def size(self) -> int:
@@ -102,7 +102,7 @@ class StateSpace(eqx.Module):
         return None
 
     def each(self, name: str, count: int) -> Array:
-        """What changes with time for all of T steps, the last of which leads nowhere; else as it is."""
+        """An array for all T steps if it changes with time (zeros after the last step), else the array itself."""
         array = getattr(self, name)
         if array.ndim == (1 if name == "offset" else 2):
             return array
@@ -113,18 +113,18 @@ class StateSpace(eqx.Module):
         return f"StateSpace({self.size} states, {count}{'' if self.length is None else f', {self.length} steps'})"
 
 
-def _positive(name: str, matrices: Array) -> None:
-    """A covariance that is none is an error, found where the numbers are known."""
+def _check_covariance(name: str, matrices: Array) -> None:
+    """Raise unless concrete matrices are symmetric and positive semi-definite, up to rounding."""
     if isinstance(matrices, Tracer):
         return
-    found = np.asarray(matrices, float).reshape((-1, *matrices.shape[-2:]))
-    scale = np.abs(found).max(axis=(1, 2)) + np.finfo(float).tiny
+    values = np.asarray(matrices, float).reshape((-1, *matrices.shape[-2:]))
+    scale = np.abs(values).max(axis=(1, 2)) + np.finfo(float).tiny
     rounding = 100 * jnp.finfo(matrices.dtype).eps
-    if not np.all(np.isfinite(found)) or np.any(
-        np.abs(found - found.swapaxes(1, 2)).max(axis=(1, 2)) > rounding * scale
+    if not np.all(np.isfinite(values)) or np.any(
+        np.abs(values - values.swapaxes(1, 2)).max(axis=(1, 2)) > rounding * scale
     ):
         raise ValueError(f"{name} is a covariance: it must be finite and symmetric.")
-    least = np.linalg.eigvalsh(found)[:, 0]
+    least = np.linalg.eigvalsh(values)[:, 0]
     if np.any(least < -rounding * scale):
         raise ValueError(
             f"{name} is a covariance, and has the eigenvalue {least.min():.3g}: a negative variance. Zeros are fine."
