@@ -12,6 +12,7 @@ from ..factor_graph.model import Model
 from ..families.gamma import Gamma
 from ..families.gaussian.full import Gaussian
 from ..families.gaussian.shared import SharedGaussian
+from ..numerics.random import Key
 from ..objectives.batches import Weighted
 from .starts.principal import principal_components
 
@@ -26,7 +27,7 @@ def factor_analysis(
     priors: Literal["flat", "default"] = "flat",
     shared: bool = False,
     mean: bool = False,
-    key: Any = None,
+    key: Key | None = None,
 ) -> Model:
     r"""$y_{nd} ∼ N(w_d^⊤x_n, 1/τ_d)$ with latent $x_n ∼ N(0, I)$, and loadings w and precisions τ unknown.
 
@@ -89,7 +90,7 @@ def factor_analysis(
 
 
 def ppca(
-    y: Any, size: int, *, priors: Literal["flat", "default"] = "flat", shared: bool = False, key: Any = None
+    y: Any, size: int, *, priors: Literal["flat", "default"] = "flat", shared: bool = False, key: Key | None = None
 ) -> Model:
     r"""Probabilistic PCA, $y_n ∼ N(Wx_n, σ^2I)$: `factor_analysis` with one noise for all columns. Arguments as there.
 

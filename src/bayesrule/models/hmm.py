@@ -35,8 +35,10 @@ from ..factor_graph.sequence_factor import SequenceFactor
 from ..families.base import ExponentialFamily
 from ..families.dirichlet import Dirichlet
 from ..families.gamma import Gamma
+from ..families.product import Product
 from ..numerics import hmm as markov
 from ..numerics.checks import positive_int
+from ..numerics.random import Key
 from .sequences import sequences
 from .starts.clusters import (
     Assignments,
@@ -111,7 +113,7 @@ def gaussian_hmm(
     covariance: Literal["full", "diag"] = "full",
     priors: Priors = "flat",
     floor: float = 0.0,
-    key: Any = None,
+    key: Key | None = None,
 ) -> Model:
     r"""$y_t \mid z_t = k ∼ N(m_k, Λ_k^{−1})$, with full or diagonal precisions Λ_k in the block "states".
 
@@ -142,7 +144,7 @@ def gaussian_hmm(
     return _with_priors(components, assignments, flat, priors, default, variance_floor("states", floor))
 
 
-def poisson_hmm(y: Any, states: int, *, priors: Priors = "flat", key: Any = None) -> Model:
+def poisson_hmm(y: Any, states: int, *, priors: Priors = "flat", key: Key | None = None) -> Model:
     """Counts y_t | z_t = k ∼ Poisson(rate_k), entry by entry; rates (K, D) in the block "states".
 
     Arguments as for `gaussian_hmm`. The default prior of a rate is a gamma of shape 1 with the mean of all counts.
@@ -166,7 +168,7 @@ def poisson_hmm(y: Any, states: int, *, priors: Priors = "flat", key: Any = None
 
 
 def categorical_hmm(
-    y: Any, states: int, *, categories: int | None = None, priors: Priors = "flat", key: Any = None
+    y: Any, states: int, *, categories: int | None = None, priors: Priors = "flat", key: Key | None = None
 ) -> Model:
     """Categories y_t | z_t = k ∼ probabilities (K, V) in the block "states".
 
@@ -242,7 +244,7 @@ class Hidden(NamedTuple):
     log_likelihoods: Float[Array, "*N T K"]
 
 
-def hidden(model: Model, q: Any, y: Any) -> Hidden:
+def hidden(model: Model, q: Product, y: Any) -> Hidden:
     """The chain's probabilities at q's means, and E log f of every step under every state, 0 where it is missing.
 
     Args:
@@ -258,7 +260,7 @@ def hidden(model: Model, q: Any, y: Any) -> Hidden:
 
 
 @partial(jax.jit, static_argnames="name")
-def _hidden(model: Model, q: Any, data: dict[str, Any], name: str) -> Hidden:
+def _hidden(model: Model, q: Product, data: dict[str, Any], name: str) -> Hidden:
     factor: Any = model.factors[name]
     views = model.views(q)
     arrays, observed = model.observations(name, Rows(data))

@@ -23,13 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from ..families.sites import kalman
 from ..families.sites.kalman import FilteredChain, Observations, Smoothed
 from ..families.sites.state_space import StateSpace
 from ..numerics.checks import positive_int
 from ..numerics.linalg import root
+from ..numerics.random import Key
 from ..numerics.trees import floating
 
 
@@ -138,7 +139,7 @@ def forecast(system: StateSpace, y: Any, noise: Any, steps: int, *, parallel: bo
 
 
 def simulate(
-    key: Key[Array, ""], system: StateSpace, noise: Any, length: int, shape: tuple[int, ...] = ()
+    key: Key, system: StateSpace, noise: Any, length: int, shape: tuple[int, ...] = ()
 ) -> tuple[Float[Array, "... T D"], Array]:
     """States (…, T, D) and observations (…, T) or (…, T, m) drawn from the model.
 

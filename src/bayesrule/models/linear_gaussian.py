@@ -13,7 +13,9 @@ from ..factor_graph.model import Model
 from ..families.gamma import Gamma
 from ..families.gaussian.banded import BandedGaussian
 from ..families.gaussian.full import Gaussian
+from ..families.product import Product
 from ..families.sites.state_space import StateSpace
+from ..numerics.random import Key
 from .sequences import sequences
 from .starts.principal import principal_components
 
@@ -21,7 +23,7 @@ _FIRST_PRECISION = 0.1  # of the first state
 
 
 def linear_gaussian(
-    y: Any, states: int, *, priors: Literal["flat", "default"] = "flat", lengths: bool = False, key: Any = None
+    y: Any, states: int, *, priors: Literal["flat", "default"] = "flat", lengths: bool = False, key: Key | None = None
 ) -> Model:
     r"""$x_{t+1} ∼ N(Ax_t, I)$ and $y_{tm} ∼ N(c_m^⊤x_t, 1/τ_m)$ with A, C and τ unknown, and $x_0 ∼ N(0, 10I)$.
 
@@ -74,7 +76,7 @@ def linear_gaussian(
     return Model(blocks, terms, local={"states": BandedGaussian.independent(rows.shape[1], size)})
 
 
-def state_space(q: Any) -> tuple[StateSpace, Float[Array, " M"]]:
+def state_space(q: Product) -> tuple[StateSpace, Float[Array, " M"]]:
     """The state space and the noise variances at the means of a fitted q, as the functions of `kalman` take them."""
     system = StateSpace(
         q["transition"].mean,

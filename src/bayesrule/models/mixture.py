@@ -15,7 +15,9 @@ from ..factor_graph.model import Model
 from ..families.base import ExponentialFamily
 from ..families.dirichlet import Dirichlet
 from ..families.gamma import NormalGamma
+from ..families.product import Product
 from ..families.wishart import NormalWishart
+from ..numerics.random import Key
 from .starts.clusters import Priors, assign_to_clusters, gaussian_components, variance_floor, with_priors
 
 
@@ -26,7 +28,7 @@ def gaussian_mixture(
     covariance: Literal["full", "diag"] = "full",
     priors: Priors = "flat",
     floor: float = 0.0,
-    key: Any = None,
+    key: Key | None = None,
 ) -> Model:
     r"""$p(y_n) = \sum_kπ_kN(y_n \mid m_k, Λ_k^{-1})$ with full or diagonal precisions, the assignments summed out.
 
@@ -81,7 +83,7 @@ def usual_priors(y: Any, components: int, covariance: Literal["full", "diag"] = 
     return {"weights": Dirichlet(jnp.full(components, 1 / components)), "components": shared}
 
 
-def responsibilities(model: Model, q: Any, y: Any) -> Float[Array, "N K"]:
+def responsibilities(model: Model, q: Product, y: Any) -> Float[Array, "N K"]:
     r"""$q(z_n = k) ∝ \exp(E\log π_k + E\log N(y_n \mid k))$, (N, K); for a missing row ∝ exp E log π_k.
 
     Args:

@@ -9,13 +9,15 @@ from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, PyTree
+
+from ..numerics.random import Key
 
 
 class Network(NamedTuple):
     """`init(key)` gives the parameters, `apply(params, x)` the outputs for one example x."""
 
-    init: Callable[[Key[Array, ""]], PyTree]
+    init: Callable[[Key], PyTree]
     apply: Callable[[PyTree, Any], Array]
 
 
@@ -30,7 +32,7 @@ class BatchNetwork(NamedTuple):
         statistics: the running averages to start from.
     """
 
-    init: Callable[[Key[Array, ""]], PyTree]
+    init: Callable[[Key], PyTree]
     apply: Callable[..., tuple[Array, PyTree]]
     loss: Callable[[PyTree, tuple[Any, Any], PyTree, Any], tuple[Array, PyTree]]
     statistics: PyTree
@@ -59,7 +61,7 @@ def mlp(
     shapes = _layers(sizes)
     roots = [math.sqrt(inputs) if normalized else 1.0 for inputs, _ in shapes]
 
-    def init(key: Key[Array, ""]) -> PyTree:
+    def init(key: Key) -> PyTree:
         keys = jax.random.split(key, len(shapes))
         last = len(shapes) - 1
         return {
@@ -90,7 +92,7 @@ def with_noise(network: Network, outputs: int) -> Network:
     [0.0, 0.0, 0.0, 0.0]
     """
 
-    def init(key: Key[Array, ""]) -> PyTree:
+    def init(key: Key) -> PyTree:
         return {**network.init(key), "log_noise": jnp.zeros(outputs)}
 
     def apply(params: PyTree, x: Any) -> Array:
@@ -129,7 +131,7 @@ def cnn(
     kernels = [(width, width, i, o) for i, o in zip((shape[2], *channels[:-1]), channels, strict=True)]
     features = height * across * channels[-1]
 
-    def init(key: Key[Array, ""]) -> PyTree:
+    def init(key: Key) -> PyTree:
         *keys, last = jax.random.split(key, len(kernels) + 1)
         params = {
             f"conv{i}": {"w": _normal(k, kernel, math.prod(kernel[:3]), 2.0), "b": jnp.zeros(kernel[3])}
@@ -195,7 +197,7 @@ def binary_mlp(
     """
     shapes = _layers(sizes)
 
-    def init(key: Key[Array, ""]) -> PyTree:
+    def init(key: Key) -> PyTree:
         keys = jax.random.split(key, len(shapes))
         return {
             f"layer{i}": {"w": spread * jax.random.rademacher(k, shape, float)}
@@ -224,7 +226,9 @@ def binary_mlp(
             h, new[name] = _batch_normalized(h, statistics[name], momentum, train)
         return h, new
 
-    def loss(params: PyTree, batch: tuple[Any, Any], statistics: PyTree, key: Any = None) -> tuple[Array, PyTree]:
+    def loss(
+        params: PyTree, batch: tuple[Any, Any], statistics: PyTree, key: Key | None = None
+    ) -> tuple[Array, PyTree]:
         logits, statistics = apply(params, batch[0], statistics)
         return jax.vmap(softmax_cross_entropy)(logits, jnp.asarray(batch[1])), statistics
 
@@ -299,5 +303,5 @@ def _example(x: Any, size: int) -> Float[Array, " size"]:
     return jnp.ravel(x)
 
 
-def _normal(key: Key[Array, ""], shape: tuple[int, ...], inputs: int, gain: float) -> Array:
+def _normal(key: Key, shape: tuple[int, ...], inputs: int, gain: float) -> Array:
     return math.sqrt(gain / inputs) * jax.random.normal(key, shape)

@@ -16,6 +16,7 @@ from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
 from ..families.gaussian.precision import SharedFeatures
 from ..numerics.padding import map_chunks, pad, power_of_two
+from ..numerics.random import Key
 from ..objectives.objective import Objective
 from ..points.base import Points
 from ..points.gaussian_outputs import output_points
@@ -188,7 +189,7 @@ def map_rows(function: Any, q: Any, x: Float[np.ndarray, "N D"], *options: Any) 
     return map_chunks(chunk, x, _ROWS)
 
 
-def draw_scores(q: Any, x: Float[Array, "N D"], count: int, key: Any) -> Array:
+def draw_scores(q: Any, x: Float[Array, "N D"], count: int, key: Key | None) -> Array:
     """f for every row under draws of the parameters from q, (count, N, …); all rows have a draw in common."""
     params = q.sample(key, (count,))
     return jax.vmap(lambda params: scores(params, x))(params)

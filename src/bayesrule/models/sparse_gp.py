@@ -24,6 +24,7 @@ from ..factor_graph.linear_factor import LinearFactor
 from ..factor_graph.model import Model
 from ..families.gaussian.full import Gaussian
 from ..numerics.linalg import with_jitter
+from ..numerics.random import Key
 from .kernels import Inputs, Kernel, columns
 
 
@@ -79,7 +80,7 @@ class SparseFactor(LinearFactor):
         return super().outputs(views, {**data, self.data[0]: self._projection(data)[0]}, local)
 
     def expected_log_likelihood(
-        self, mean: Array, covariance: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Any
+        self, mean: Array, covariance: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Key | None
     ) -> Array:
         variance = covariance + self._projection(data)[1]
         return super().expected_log_likelihood(mean + self.center, variance, views, data, key)

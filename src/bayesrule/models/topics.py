@@ -14,9 +14,11 @@ from .. import factors
 from ..factor_graph.data import Ragged
 from ..factor_graph.model import Model
 from ..families.dirichlet import Dirichlet
+from ..families.product import Product
 from ..fitting.fit import fit
 from ..fitting.result import Result
 from ..numerics.checks import positive_int
+from ..numerics.random import Key
 from ..recipes import svi
 from ..rule.rule import Rule
 
@@ -61,7 +63,7 @@ def latent_dirichlet(
     *,
     document_prior: float | None = None,
     word_prior: Any = None,
-    key: Any = None,
+    key: Key | None = None,
 ) -> Model:
     r"""Latent Dirichlet allocation: documents are mixtures of topics, topics distributions over words.
 
@@ -101,7 +103,7 @@ def latent_dirichlet(
     )
 
 
-def fit_documents(model: Model, q: Any, rows: dict[str, Ragged], rule: Rule, steps: int = 1) -> Result:
+def fit_documents(model: Model, q: Product, rows: dict[str, Ragged], rule: Rule, steps: int = 1) -> Result:
     """Fit the documents' topic shares with the topics held fixed: one step of `svi(0.0, local_steps=…)`, and its bound.
 
     Args:
@@ -114,7 +116,7 @@ def fit_documents(model: Model, q: Any, rows: dict[str, Ragged], rule: Rule, ste
     return fit(rule, model, {"topics": q["topics"]}, rows, steps=steps, tolerance=math.inf)
 
 
-def shares(model: Model, q: Any, counts: Any, *, steps: int = 100, tolerance: float = 1e-4) -> Float[Array, "N K"]:
+def shares(model: Model, q: Product, counts: Any, *, steps: int = 100, tolerance: float = 1e-4) -> Float[Array, "N K"]:
     """E θ of new documents: each topic's share, with the topics held fixed.
 
     Args:

@@ -24,6 +24,7 @@ from ...families.gamma import NormalGamma
 from ...families.point_mass import Peak
 from ...families.wishart import NormalWishart
 from ...numerics.checks import positive_int
+from ...numerics.random import Key
 
 Priors = Mapping[str, ExponentialFamily] | Literal["flat", "default"]
 
@@ -44,7 +45,7 @@ class Assignments(NamedTuple):
     transitions: Float[ndarray, "K K"]
 
 
-def k_means(rows: Any, states: int, key: Any, *, complete: bool) -> Assignments:
+def k_means(rows: Any, states: int, key: Key | None, *, complete: bool) -> Assignments:
     """Cluster the steps by k-means, after scaling every column to unit variance.
 
     Args:
@@ -72,7 +73,7 @@ def k_means(rows: Any, states: int, key: Any, *, complete: bool) -> Assignments:
     return Assignments(one_hot, *_chain_counts(one_hot))
 
 
-def numpy_random(key: Any) -> np.random.Generator:
+def numpy_random(key: Key | None) -> np.random.Generator:
     """NumPy's generator seeded by a JAX key; by key 0 if there is none."""
     return np.random.default_rng(np.asarray(jax.random.key_data(jax.random.key(0) if key is None else key)))
 
@@ -121,7 +122,7 @@ def cluster_moments(rows: Any, assignments: Assignments, full: bool) -> tuple[nd
 
 
 def random_categories(
-    rows: ndarray, states: int, categories: int | None, key: Any
+    rows: ndarray, states: int, categories: int | None, key: Key | None
 ) -> tuple[Assignments, Float[ndarray, "K V"]]:
     """A chain that stays half of the time, and each state's category counts: those of all rows, perturbed at random."""
     present = ~np.isnan(rows)
@@ -135,7 +136,7 @@ def random_categories(
     return Assignments(np.zeros((*rows.shape, states)), initial, transitions), perturbed / states
 
 
-def assign_to_clusters(rows: Any, count: int, covariance: str, key: Any) -> Assignments:
+def assign_to_clusters(rows: Any, count: int, covariance: str, key: Key | None) -> Assignments:
     """Clusters of rows (N, T, D) for Gaussian components with full or diagonal covariances."""
     if covariance not in ("full", "diag"):
         raise ValueError(f'covariance= is "full" or "diag", got {covariance!r}.')

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
 from ...numerics.checks import positive_int
+from ...numerics.random import Key
 from ..factor_analysis_missing import impute
 from .clusters import numpy_random
 
 _ITERATIONS = 50  # of imputing the missing entries and computing the components, at most
 
 
-def principal_components(rows: np.ndarray, size: int, key: Any) -> tuple[Float[Array, "D K"], Float[Array, " D"]]:
+def principal_components(
+    rows: np.ndarray, size: int, key: Key | None
+) -> tuple[Float[Array, "D K"], Float[Array, " D"]]:
     """The first principal axes times their standard deviations, (D, K), and the residual variance of each column.
 
     Args:
