@@ -4,15 +4,17 @@ from functools import partial
 from itertools import pairwise
 
 import equinox as eqx
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from bayesrule.curvature import per_example_ops
 from bayesrule.curvature.per_example import kronecker_factors, pulled_squares, second_moments, ways
+
+# Optional: the dev extra installs it.
+nn = pytest.importorskip("flax.linen")
+nnx = pytest.importorskip("flax.nnx")
 
 BATCH = 7
 

@@ -4,7 +4,6 @@ import pickle
 
 import jax
 import numpy as np
-import pandas as pd
 import pytest
 from sklearn import datasets
 from sklearn.base import clone
@@ -19,6 +18,9 @@ from bayesrule.estimators import BinaryMLPClassifier, MLPClassifier, MLPRegresso
 from bayesrule.estimators.named_recipes import NETWORK, network_rule
 from bayesrule.fitting.loop import run_chunk
 from bayesrule.fitting.predict import _predict
+
+# Optional: the dev extra installs it.
+pd = pytest.importorskip("pandas")
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(60, 3)) * [1.0, 10.0, 0.1] + [0.0, 5.0, 1.0]

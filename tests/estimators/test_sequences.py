@@ -4,17 +4,19 @@ import pickle
 
 import jax
 import numpy as np
-import pandas
 import pytest
-from hmmlearn import hmm as theirs
 from numpy.testing import assert_allclose, assert_array_equal
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import estimator_checks_generator
-from statsmodels.tsa.statespace.kalman_smoother import KalmanSmoother
 
 import bayesrule as blr
 from bayesrule.estimators import CategoricalHMM, GaussianHMM, LinearGaussianStateSpace, PoissonHMM
 from bayesrule.fitting.loop import run_chunk
+
+# Optional: the dev extra installs it.
+pandas = pytest.importorskip("pandas")
+theirs = pytest.importorskip("hmmlearn.hmm")
+KalmanSmoother = pytest.importorskip("statsmodels.tsa.statespace.kalman_smoother").KalmanSmoother
 
 RANDOM = np.random.default_rng(0)
 PATH = np.repeat([0, 1, 0, 1], 30)

@@ -4,7 +4,6 @@ import pickle
 
 import jax
 import numpy as np
-import pandas
 import pytest
 import scipy.sparse
 from numpy.testing import assert_allclose, assert_array_equal
@@ -24,6 +23,9 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import bayesrule as blr
 from bayesrule.estimators import PPCA, FactorAnalysis, GaussianMixture, LatentDirichletAllocation
 from bayesrule.fitting.loop import run_chunk
+
+# Optional: the dev extra installs it.
+pandas = pytest.importorskip("pandas")
 
 ROWS = load_iris().data
 # A program is compiled for a maximal number of steps: use that of other tests, and a loose tolerance for few steps.

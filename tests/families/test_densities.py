@@ -5,7 +5,6 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 import pytest
 import scipy.special
 import scipy.stats as stats
@@ -26,6 +25,9 @@ from bayesrule.families import (
     Product,
     Wishart,
 )
+
+# Optional: the dev extra installs it.
+dist = pytest.importorskip("numpyro.distributions")
 
 MATRIX = np.array([[2.0, 0.3, -0.4], [0.3, 1.0, 0.2], [-0.4, 0.2, 0.7]])
 MEAN = np.array([0.5, -1.0, 2.0])

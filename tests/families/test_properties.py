@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bayesrule.families import Dirichlet
+from bayesrule.families import Dirichlet, Family
 from bayesrule.steps.step import Step
-from cases import FAMILIES
+from cases import FAMILIES, OTHER_FAMILIES, public_subclasses
 
 SAMPLES = 20_000
 NEED_A_MEMBER = (
@@ -118,6 +119,11 @@ def facts(name):
         }
 
     return compiled(measured)(*members(name))
+
+
+def test_every_public_family_is_listed():
+    assert {*FAMILIES, *OTHER_FAMILIES} == public_subclasses(Family) - {"ExponentialFamily"}
+    assert all((Path(__file__).parents[1] / file).exists() for file in OTHER_FAMILIES.values())
 
 
 def test_natural_and_back(name):

@@ -3,8 +3,6 @@
 from types import SimpleNamespace
 
 import equinox as eqx
-import flax.linen
-import flax.nnx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +11,9 @@ import scipy.special
 
 import bayesrule as blr
 from bayesrule.fitting.predict import _Plan, _predict, predict
+
+# Optional: the dev extra installs it.
+linen, nnx = pytest.importorskip("flax.linen"), pytest.importorskip("flax.nnx")
 
 ROWS = jax.random.normal(jax.random.key(0), (23, 3))
 MEAN = {"b": jnp.array([0.3, -0.4]), "w": jnp.array([[0.5, -1.0], [0.2, 0.7], [-0.3, 0.1]])}
@@ -335,26 +336,26 @@ def test_a_wrong_shape_inside_apply_says_what_apply_saw():
 
 
 def linen_network():
-    class Net(flax.linen.Module):
-        @flax.linen.compact
+    class Net(linen.Module):
+        @linen.compact
         def __call__(self, x):
-            return flax.linen.Dense(2, param_dtype=float)(jnp.tanh(flax.linen.Dense(8, param_dtype=float)(x)))
+            return linen.Dense(2, param_dtype=float)(jnp.tanh(linen.Dense(8, param_dtype=float)(x)))
 
     net = Net()
     return net.init(jax.random.key(0), ROWS[0]), net.apply
 
 
 def nnx_network():
-    class Net(flax.nnx.Module):
+    class Net(nnx.Module):
         def __init__(self, rngs):
-            self.first = flax.nnx.Linear(3, 8, rngs=rngs, param_dtype=float)
-            self.second = flax.nnx.Linear(8, 2, rngs=rngs, param_dtype=float)
+            self.first = nnx.Linear(3, 8, rngs=rngs, param_dtype=float)
+            self.second = nnx.Linear(8, 2, rngs=rngs, param_dtype=float)
 
         def __call__(self, x):
             return self.second(jnp.tanh(self.first(x)))
 
-    graph, params = flax.nnx.split(Net(flax.nnx.Rngs(0)), flax.nnx.Param)
-    return params, lambda params, x: flax.nnx.merge(graph, params)(x)
+    graph, params = nnx.split(Net(nnx.Rngs(0)), nnx.Param)
+    return params, lambda params, x: nnx.merge(graph, params)(x)
 
 
 def equinox_network():

@@ -8,13 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from statsmodels.datasets import macrodata
 
 import bayesrule as blr
 from bayesrule import factors
 from bayesrule.models import kalman
 from bayesrule.models.linear_gaussian import linear_gaussian, state_space
 from bayesrule.models.sequences import sequences
+
+# Optional: the dev extra installs it.
+macrodata = pytest.importorskip("statsmodels.datasets").macrodata
 
 DATA = Path(__file__).parents[1] / "reference" / "data"
 

@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hmmlearn.hmm import PoissonHMM
 from numpy.testing import assert_allclose, assert_array_equal
 
 import bayesrule as blr
 from bayesrule import factors
 from bayesrule.models import hmm
+
+# Optional: the dev extra installs it.
+PoissonHMM = pytest.importorskip("hmmlearn.hmm").PoissonHMM
 
 EM, VMP = blr.em(order="parallel"), blr.vmp(order="parallel")
 

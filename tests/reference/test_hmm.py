@@ -7,13 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hmmlearn.hmm import CategoricalHMM, GaussianHMM, PoissonHMM
 from numpy.testing import assert_allclose, assert_array_equal
 
 import bayesrule as blr
 from bayesrule import factors
 from bayesrule.models import hmm
 from bayesrule.numerics import hmm as markov
+
+# Optional: the dev extra installs it.
+hmmlearn = pytest.importorskip("hmmlearn.hmm")
 
 DATA = Path(__file__).parent / "data"
 
@@ -72,7 +74,7 @@ def gaussian(full):
         start = blr.NormalGamma(means, jnp.ones((3, 2)), jnp.full((3, 2), 1.5), covariances)
         components = factors.normal("y", joint="states")
     kind = "full" if full else "diag"
-    theirs = GaussianHMM(STATES, kind, min_covar=0, covars_prior=0, covars_weight=0, init_params="")
+    theirs = hmmlearn.GaussianHMM(STATES, kind, min_covar=0, covars_prior=0, covars_weight=0, init_params="")
     theirs.means_, theirs.covars_ = means, covariances
 
     def same(q):
@@ -87,7 +89,7 @@ def poisson():
     path, random = drawn(1)
     y = random.poisson(np.array([[0.0, 3.0], [2.0, 2.0], [7.0, 0.5]])[path])
     rates = np.array([[0.2, 2.0], [1.0, 2.5], [5.0, 1.0]])
-    theirs = PoissonHMM(STATES, init_params="")
+    theirs = hmmlearn.PoissonHMM(STATES, init_params="")
     theirs.lambdas_ = rates.copy()
     start = blr.Gamma(1 + rates, jnp.ones_like(rates))
     same = lambda q: assert_allclose(q, theirs.lambdas_, rtol=1e-9, atol=1e-12)
@@ -99,7 +101,7 @@ def categorical():
     tables = np.array([[0.7, 0.1, 0.1, 0.1], [0.0, 0.5, 0.4, 0.1], [0.1, 0.2, 0.2, 0.5]])
     y = np.array([[random.choice(4, p=tables[state])] for state in path])
     begin = random.dirichlet(np.full(4, 3.0), STATES)
-    theirs = CategoricalHMM(STATES, init_params="", n_features=4)
+    theirs = hmmlearn.CategoricalHMM(STATES, init_params="", n_features=4)
     theirs.emissionprob_ = begin.copy()
     same = lambda q: assert_allclose(q, theirs.emissionprob_, rtol=1e-9, atol=1e-12)
     return y, blr.Dirichlet(1 + begin), factors.category("y", probabilities="states"), theirs, same

@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import statsmodels.api as sm
 from numpy.testing import assert_allclose
-from statsmodels.datasets import nile
 
 import bayesrule as blr
 from bayesrule.models import kalman
+
+# Optional: the dev extra installs it.
+sm = pytest.importorskip("statsmodels.api")
+nile = sm.datasets.nile
 
 DATA = Path(__file__).parent / "data"
 VOLUME = nile.load_pandas().data["volume"].to_numpy()

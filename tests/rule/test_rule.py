@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen
 from scipy import stats
 
 import bayesrule as blr
+
+# Optional: the dev extra installs it.
+linen = pytest.importorskip("flax.linen")
 
 X = jnp.array([[1.0, 0.3], [-0.5, 1.2], [0.8, -0.9], [0.1, 0.7]])
 Y = jnp.array([1.0, 0.0, 1.0, 1.0])

@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpyro.distributions as dist
 import pytest
 import scipy.integrate as integrate
 import scipy.special as special
@@ -13,6 +12,9 @@ from jax.scipy.stats import multivariate_normal, norm
 import bayesrule as blr
 from bayesrule.families.latent.skew_gaussian import half_normal_rule
 from bayesrule.families.start import Start
+
+# Optional: the dev extra installs it.
+dist = pytest.importorskip("numpyro.distributions")
 
 MATRIX = np.array([[2.0, 0.6], [0.6, 1.0]])
 COVARIANCE = np.linalg.inv(MATRIX)
