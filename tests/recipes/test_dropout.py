@@ -213,7 +213,7 @@ def test_errors_say_what_to_do():
         blr.dropout(0.1).replace(points=blr.Delta())
     with pytest.raises(ValueError, match="keep probability"):
         blr.dropout(0.1, 1.5).init(PARAMS, OBJECTIVE)
-    with pytest.raises(ValueError, match="one number for each layer"):
+    with pytest.raises(ValueError, match="one for each layer"):
         blr.dropout(0.1, {"first": 0.5}).init(PARAMS, OBJECTIVE)
     learnt = blr.dropout(0.1, keep_rate=0.1).replace(points=blr.Masks())
     state = learnt.init(PARAMS, OBJECTIVE)

@@ -401,7 +401,7 @@ def test_one_minimum_is_not_many():
 def test_a_grid_over_theta_must_be_small():
     objective = blr.Objective(lambda f, y: (f - y) ** 2, output=lambda w, x: x @ w, size=20, linear=True)
     rule = blr.von(0.1).replace(family=blr.Mixture, points=blr.Quadrature(5), curvature=blr.GeneralizedGaussNewton())
-    with pytest.raises(ValueError, match="looked at over θ"):
+    with pytest.raises(ValueError, match="evaluated over θ"):
         rule.init(jnp.zeros((2, 20)), objective)
 
 
