@@ -10,10 +10,10 @@ import scipy.stats
 from bayesrule import metrics
 from bayesrule.report import calibration_math as calibration
 from bayesrule.report import charts
+from bayesrule.report.held_out_rows import ClassPredictions, NumericPredictions, class_predictions, numeric_predictions
 from bayesrule.report.sections.data_and_reproduction import _yaml
 from bayesrule.report.sections.derivation import parse_derivation
 from bayesrule.report.svg import Plot, axis_limits, round_ticks, svg_drawing
-from bayesrule.report.test_rows import ClassPredictions, NumericPredictions, class_predictions, numeric_predictions
 from report import runs
 
 

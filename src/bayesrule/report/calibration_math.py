@@ -14,7 +14,7 @@ import numpy as np
 from scipy.special import betainc, betaincinv, ndtr, pdtr
 
 from .. import metrics
-from .test_rows import ClassPredictions, NumericPredictions
+from .held_out_rows import ClassPredictions, NumericPredictions
 
 BINS = 10
 # An ECE of up to this multiple of `chance_error` is no evidence of miscalibration.

@@ -14,9 +14,9 @@ import numpy as np
 from ..metrics import interval
 from .calibration_math import ReliabilityBins
 from .format_numbers import count, counted, number, percent, trimmed
+from .held_out_rows import NumericPredictions, evenly_spaced
 from .markup import Markup
 from .svg import Plot, Tick, axis_limits, narrow_and_wide, round_ticks, svg_drawing
-from .test_rows import NumericPredictions, evenly_spaced
 
 PERCENT_TICKS = [(tenth / 10, f"{10 * tenth}") for tenth in range(0, 11, 2)]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..runs.run import Run
+from .held_out_rows import task
 from .markup import Markup, join, tag
 from .sections.calibration import calibration
 from .sections.data_and_reproduction import data, reproduction
@@ -16,7 +17,6 @@ from .sections.predictions import predictions
 from .sections.quality import quality
 from .sections.training import training
 from .sections.weights import weights
-from .test_rows import task
 
 Section = Callable[[Run], Markup | None]
 SECTIONS: tuple[tuple[str, str, Section], ...] = (

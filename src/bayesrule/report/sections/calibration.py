@@ -15,8 +15,8 @@ from ..calibration_math import (
     predictive_cdf,
 )
 from ..format_numbers import counted, number, percent
+from ..held_out_rows import ClassPredictions, NumericPredictions, class_predictions, numeric_predictions, task
 from ..markup import Markup, join, tag, user_text
-from ..test_rows import ClassPredictions, NumericPredictions, class_predictions, numeric_predictions, task
 from .layout import figure, legend, side_by_side
 
 

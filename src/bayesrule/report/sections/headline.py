@@ -11,9 +11,9 @@ from ...estimators import registry
 from ...runs.run import Run
 from ..calibration_math import CHANCE_FACTOR, chance_error
 from ..format_numbers import counted, number, percent
+from ..held_out_rows import class_predictions, task
 from ..markup import Markup, join, tag, user_text
 from ..measures import measure, winner
-from ..test_rows import class_predictions, task
 
 MAIN_MEASURE = {"binary": "accuracy", "classes": "accuracy", "regression": "rmse", "counts": "rmse", "sequence": "rmse"}
 

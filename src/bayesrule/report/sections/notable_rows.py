@@ -8,8 +8,8 @@ import numpy as np
 
 from ...runs.run import Run
 from ..format_numbers import count, number, percent, rounded_to
+from ..held_out_rows import class_predictions, numeric_predictions, task
 from ..markup import Markup, join, tag, user_text
-from ..test_rows import class_predictions, numeric_predictions, task
 from .layout import side_by_side, table
 
 SHOWN = 8

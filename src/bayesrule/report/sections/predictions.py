@@ -11,9 +11,7 @@ from ...runs.run import Run
 from .. import charts
 from ..charts import Series
 from ..format_numbers import count, counted, percent
-from ..markup import Markup, join, shorten, tag, user_text
-from ..svg import Tick
-from ..test_rows import (
+from ..held_out_rows import (
     ClassPredictions,
     NumericPredictions,
     class_predictions,
@@ -22,6 +20,8 @@ from ..test_rows import (
     numeric_predictions,
     task,
 )
+from ..markup import Markup, join, shorten, tag, user_text
+from ..svg import Tick
 from .headline import target_name
 from .layout import figure, legend, table
 
