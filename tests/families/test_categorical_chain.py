@@ -56,12 +56,12 @@ def test_all_paths_say_the_same(steps, kind):
     log_z = np.logaddexp.reduce(logs)
     marginals, pairs = counted(found, np.exp(logs - log_z), 3)
     by_logarithms = jax.jit(markov._smooth_logs)(*given, LENGTH(steps))
-    for smoothed in (markov.smoothed(*given), by_logarithms):
+    for smoothed in (markov.smooth(*given), by_logarithms):
         assert_allclose(smoothed.log_normalizer, log_z, rtol=1e-12)
         assert_allclose(smoothed.marginals, marginals, atol=1e-12)
         summed = jnp.sum(smoothed.pairs, axis=0) if "varying" in kind else smoothed.pairs
         assert_allclose(summed, pairs, atol=1e-12)
-    filtered = markov.filtered(*given)
+    filtered = markov.filter_forward(*given)
     assert_allclose(filtered.log_normalizer, log_z, rtol=1e-12)
     assert_allclose(jnp.exp(filtered.log_probabilities[-1]), marginals[-1], atol=1e-12)
     best = markov.best_path(*given)
@@ -73,10 +73,12 @@ def test_draws_have_the_probabilities_of_paths():
     given = chain(4, zeros=True)
     _, logs = paths(*given)
     chances = np.exp(logs - np.logaddexp.reduce(logs))
-    draws = np.asarray(markov.sampled(jax.random.key(1), *given, shape=(20_000,)))
+    draws = np.asarray(markov.sample_paths(jax.random.key(1), *given, shape=(20_000,)))
     seen = np.bincount(draws @ 3 ** np.arange(3, -1, -1), minlength=len(chances)) / len(draws)
     assert np.all(np.abs(seen - chances) <= 5 * np.sqrt(chances / len(draws)) + 1e-12)
-    batch = markov.sampled(jax.random.key(2), given[0], given[1], jnp.stack([given[2]] * 2), LENGTH([4, 2]), shape=(5,))
+    batch = markov.sample_paths(
+        jax.random.key(2), given[0], given[1], jnp.stack([given[2]] * 2), LENGTH([4, 2]), shape=(5,)
+    )
     assert batch.shape == (5, 2, 4)
     assert np.all(np.asarray(batch)[:, 1, 2:] == -1)
 
@@ -96,7 +98,7 @@ def test_the_gradient_is_forward_backward():
     expected = jax.jit(jax.grad(plain, argnums=(0, 1, 2)))(initial, transitions, weights)
     for a, b in zip(found, expected, strict=True):
         assert_allclose(a, b, atol=1e-12)
-    smoothed = markov.smoothed(initial, transitions, weights)
+    smoothed = markov.smooth(initial, transitions, weights)
     assert_array_equal(found[1], smoothed.pairs)
     assert_array_equal(found[2], smoothed.marginals)
     twice = jax.jit(jax.hessian(lambda w: ours(initial, transitions, w)))(weights)
@@ -109,11 +111,11 @@ def test_filling_counts_for_nothing(own):
     lengths = [6, 4, 1, 0]
     rows = jnp.stack([weights, 2 * weights, -weights, weights])
     many = (jnp.stack([initial] * 4), jnp.stack([transitions] * 4)) if own else (initial, transitions)
-    found = markov.smoothed(*many, rows, LENGTH(lengths))
+    found = markov.smooth(*many, rows, LENGTH(lengths))
     best = markov.best_path(*many, rows, LENGTH(lengths))
-    filtered = markov.filtered(*many, rows, LENGTH(lengths))
+    filtered = markov.filter_forward(*many, rows, LENGTH(lengths))
     for n, length in enumerate(lengths[:-1]):
-        alone = markov.smoothed(initial, transitions, rows[n, :length])
+        alone = markov.smooth(initial, transitions, rows[n, :length])
         assert_allclose(found.log_normalizer[n], alone.log_normalizer, rtol=1e-12)
         assert_allclose(filtered.log_normalizer[n], alone.log_normalizer, rtol=1e-12)
         assert_allclose(found.marginals[n, :length], alone.marginals, atol=1e-12)
@@ -129,9 +131,9 @@ def test_filling_counts_for_nothing(own):
 
 def test_long_chains_in_float32():
     initial, transitions, weights = chain(50_000, 8)
-    exact = markov.smoothed(initial, transitions, weights)
+    exact = markov.smooth(initial, transitions, weights)
     with jax.enable_x64(False):
-        rough = markov.smoothed(*(x.astype(jnp.float32) for x in (initial, transitions, weights)))
+        rough = markov.smooth(*(x.astype(jnp.float32) for x in (initial, transitions, weights)))
         best = markov.best_path(*(x.astype(jnp.float32) for x in (initial, transitions, weights)))
     assert rough.marginals.dtype == jnp.float32
     assert_allclose(rough.log_normalizer, exact.log_normalizer, rtol=1e-5)
@@ -145,7 +147,7 @@ def test_a_state_that_was_ruled_out_comes_back():
     with jax.enable_x64(False), np.errstate(divide="ignore"):
         stay = jnp.log(jnp.eye(2))
         weights = jnp.concatenate([jnp.array([[0.0, -3.0]] * 100), jnp.array([[-3.0, 0.0]] * 150)])
-        found = markov.smoothed(jnp.log(jnp.full(2, 0.5)), stay, weights)
+        found = markov.smooth(jnp.log(jnp.full(2, 0.5)), stay, weights)
         assert_allclose(found.log_normalizer, -300 + np.log(0.5), rtol=1e-6)
         assert_allclose(found.marginals, np.tile([0.0, 1.0], (250, 1)), atol=1e-6)
         assert_allclose(found.pairs, [[0, 0], [0, 249]], rtol=1e-5)
@@ -153,10 +155,10 @@ def test_a_state_that_was_ruled_out_comes_back():
 
 def test_what_is_impossible_says_so():
     initial, transitions, weights = chain(5)
-    found = markov.smoothed(initial, transitions, weights.at[2].set(-jnp.inf))
+    found = markov.smooth(initial, transitions, weights.at[2].set(-jnp.inf))
     assert found.log_normalizer == -jnp.inf
     assert np.all(np.isnan(found.marginals))
-    assert markov.filtered(initial, transitions, weights.at[2].set(-jnp.inf)).log_normalizer == -jnp.inf
+    assert markov.filter_forward(initial, transitions, weights.at[2].set(-jnp.inf)).log_normalizer == -jnp.inf
     assert markov.best_path(initial, transitions, weights.at[2].set(-jnp.inf)).log_probability == -jnp.inf
 
 
@@ -175,7 +177,7 @@ def test_a_known_chain_is_bayes_rule_in_one_step():
     model = blr.Model({"z": prior}, {"y": blr.Factor(likelihood, "z", data="y", of="seen")})
     result = blr.fit(blr.conjugate(), model, None, {"y": y}, steps=1)
     weights = jnp.where(jnp.isnan(y)[:, None], 0.0, -0.5 * (y[:, None] - means) ** 2)
-    smoothed = markov.smoothed(initial, transitions, weights)
+    smoothed = markov.smooth(initial, transitions, weights)
     assert_allclose(result.q["z"].probabilities, smoothed.marginals, atol=1e-12)
     assert_allclose(result.bound, smoothed.log_normalizer, rtol=1e-12)
     again = blr.fit(blr.conjugate(), model, result.q, {"y": y}, steps=1)
@@ -229,9 +231,12 @@ def test_what_is_no_chain(arguments, said):
 def test_what_does_not_fit_together():
     initial, transitions, weights = chain(5)
     with pytest.raises(ValueError, match=r"A chain over 3 states and 5 steps"):
-        markov.smoothed(initial, transitions[:2], weights)
+        markov.smooth(initial, transitions[:2], weights)
+    varying = jnp.stack([transitions] * 4)
+    with pytest.raises(ValueError, match=r"broadcast_to\(log_transitions, \(2, 4, 3, 3\)\)"):
+        markov.smooth(initial, varying, jnp.stack([weights] * 2))
     with pytest.raises(ValueError, match=r"for each step and state, got shape \(3,\)"):
-        markov.smoothed(initial, transitions, weights[0])
+        markov.smooth(initial, transitions, weights[0])
     q = blr.CategoricalChain(jnp.exp(initial), jnp.exp(transitions), weights)
     with pytest.raises(ValueError, match="with_natural"):
         blr.CategoricalChain.from_natural(q.natural())

@@ -40,7 +40,7 @@ def test_dynamax_s_smoother():
     assert_allclose(hmm.log_likelihood(*chain), theirs["log_likelihood"], rtol=1e-12)
     assert_allclose(hmm.filter(*chain), theirs["filtered"], atol=1e-12)
     assert_allclose(hmm.smooth(*chain), theirs["smoothed"], atol=1e-12)
-    found = markov.smoothed(jnp.log(chain[0]), jnp.log(chain[1]), chain[2])
+    found = markov.smooth(jnp.log(chain[0]), jnp.log(chain[1]), chain[2])
     assert_allclose(found.pairs, theirs["pairs"], atol=1e-11)
     assert_array_equal(hmm.viterbi(*chain)[0], theirs["path"])
 

@@ -73,7 +73,7 @@ class CategoricalChain(ExponentialFamily):
 
     def smoothed(self) -> markov.Smoothed:
         """log E_p e^ℓ, the marginals, and the expected number of times that each state follows each other."""
-        return markov.smoothed(*self._chain, self.logits)
+        return markov.smooth(*self._chain, self.logits)
 
     def viterbi(self) -> Int[Array, "... T"]:
         """The most probable path."""
@@ -124,7 +124,7 @@ class CategoricalChain(ExponentialFamily):
         return jnp.all(jnp.isfinite(self.natural() if natural is None else natural), axis=(-2, -1))
 
     def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Int[Array, "... T"]:
-        return markov.sampled(key, *self._chain, self.logits, shape=shape)
+        return markov.sample_paths(key, *self._chain, self.logits, shape=shape)
 
     # Two axes are one event's.
 

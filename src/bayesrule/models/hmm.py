@@ -276,7 +276,7 @@ def log_likelihood(initial: Any, transitions: Any, log_likelihoods: Any) -> Floa
 
 def filter(initial: Any, transitions: Any, log_likelihoods: Any) -> Float[Array, "*N T K"]:
     r"""$p(z_t = k \mid y_{1:t})$."""
-    return jnp.exp(markov.filtered(*_logs(initial, transitions, log_likelihoods)).log_probabilities)
+    return jnp.exp(markov.filter_forward(*_logs(initial, transitions, log_likelihoods)).log_probabilities)
 
 
 def smooth(initial: Any, transitions: Any, log_likelihoods: Any) -> Float[Array, "*N T K"]:
@@ -287,7 +287,7 @@ def smooth(initial: Any, transitions: Any, log_likelihoods: Any) -> Float[Array,
     >>> smooth([0.5, 0.5], [[0.7, 0.3], [0.3, 0.7]], jnp.log(likelihoods))[:, 0].tolist()
     [0.8673, 0.8204, 0.3075, 0.8204, 0.8673]
     """
-    return markov.smoothed(*_logs(initial, transitions, log_likelihoods)).marginals
+    return markov.smooth(*_logs(initial, transitions, log_likelihoods)).marginals
 
 
 def viterbi(

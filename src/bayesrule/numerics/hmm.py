@@ -1,11 +1,17 @@
 r"""Hidden Markov chains as plain functions of arrays: log Z, marginals, pair counts, the filter, the best path, draws.
 
-A chain is $p(z) = π_{z_1} \prod_t A_{z_t z_{t+1}}$ and its weights are $\exp \sum_t ℓ_t(z_t)$. Everywhere
+The prior of a path is $p(z) = π_{z_1} \prod_t A_{z_t z_{t+1}}$, its likelihood $\exp \sum_t ℓ_t(z_t)$, and q(z) ∝
+$p(z) e^{ℓ(z)}$ its posterior. The functions share these arguments:
 
 - `log_initial` is log π, (K,);
 - `log_transitions` is log A, (K, K), from the row's state to the column's; (T−1, K, K) where it changes with time;
-- `log_likelihoods` is ℓ, (T, K), or (…, T, K) for many sequences, each with its own or with the same π and A;
-- `lengths`, (…), says how many of the T steps a sequence has; the rest of it is filling and counts for nothing.
+- `log_likelihoods` is ℓ, (T, K), or (…, T, K) for a batch of sequences;
+- `lengths`, (…), says how many of the T steps a sequence has; the steps after them are padding, and are ignored.
+
+In a batch, π and A may have the batch's axes in front, (…, K), (…, K, K) or (…, T−1, K, K), one for each sequence, or
+none of them, and then all sequences share them. With a single batch axis (B, T, K), transitions of three axes are
+always read as (B, K, K), one matrix for each sequence: transitions that change with time and are shared have to be
+broadcast to (B, T−1, K, K).
 
 Neither π nor the rows of A need to add up to 1, and either may have zeros (−∞).
 """
@@ -25,15 +31,22 @@ from .random import Key
 
 
 class Smoothed(NamedTuple):
-    """log Z and its derivatives: each state's probability at each step, and each pair's expected count."""
+    """log Z and its derivatives.
+
+    Attributes:
+        log_normalizer: log Z.
+        marginals: each state's probability at each step; 0 for padding.
+        pairs: the expected number of transitions from state i to state j, (…, K, K); or, where the transitions change
+            with time, the probability of (i, j) at each of them, (…, T−1, K, K).
+    """
 
     log_normalizer: Float[Array, "..."]
     marginals: Float[Array, "... T K"]
-    pairs: Float[Array, "... K K"]
+    pairs: Float[Array, "..."]
 
 
 @jax.jit
-def smoothed(log_initial: Array, log_transitions: Array, log_likelihoods: Array, lengths: Any = None) -> Smoothed:
+def smooth(log_initial: Array, log_transitions: Array, log_likelihoods: Array, lengths: Any = None) -> Smoothed:
     r"""Forward–backward: $\log Z$, $q(z_t = k)$ and $\sum_t q(z_t = i, z_{t+1} = j)$, for $q(z) ∝ p(z) e^{ℓ(z)}$.
 
     Messages are probabilities, scaled at every step. Where underflow may have mattered (a state that was ruled out and
@@ -43,57 +56,59 @@ def smoothed(log_initial: Array, log_transitions: Array, log_likelihoods: Array,
     >>> import jax.numpy as jnp
     >>> likelihoods = jnp.array([[0.9, 0.2], [0.9, 0.2], [0.1, 0.8], [0.9, 0.2], [0.9, 0.2]])
     >>> initial, transitions = jnp.array([0.5, 0.5]), jnp.array([[0.7, 0.3], [0.3, 0.7]])
-    >>> found = smoothed(jnp.log(initial), jnp.log(transitions), jnp.log(likelihoods))
-    >>> float(found.log_normalizer), found.marginals[:, 0].tolist()
+    >>> result = smooth(jnp.log(initial), jnp.log(transitions), jnp.log(likelihoods))
+    >>> float(result.log_normalizer), result.marginals[:, 0].tolist()
     (-3.3725, [0.8673, 0.8204, 0.3075, 0.8204, 0.8673])
     """
-    arguments, each = _flatten_batch(log_initial, log_transitions, log_likelihoods, lengths)
-    scaled, least = each(_smooth_scaled)(*arguments)
-    limits = jnp.finfo(least.dtype)
-    fine = jnp.all(least > limits.tiny / limits.eps**2)  # not so of NaN
-    return _unflatten_batch(lax.cond(fine, lambda *_: scaled, each(_smooth_logs), *arguments), log_likelihoods)
+    arguments, over_sequences = _flatten_batch(log_initial, log_transitions, log_likelihoods, lengths)
+    scaled, smallest_divisor = over_sequences(_smooth_scaled)(*arguments)
+    limits = jnp.finfo(smallest_divisor.dtype)
+    # A divisor of NaN compares as False, so that its sequence too is computed again with logarithms.
+    accurate = jnp.all(smallest_divisor > limits.tiny / limits.eps**2)
+    result = lax.cond(accurate, lambda *_: scaled, over_sequences(_smooth_logs), *arguments)
+    return _unflatten_batch(result, log_likelihoods)
 
 
 @jax.custom_jvp
 def log_normalizer(
     log_initial: Array, log_transitions: Array, log_likelihoods: Array, lengths: Any
 ) -> Float[Array, "..."]:
-    r"""$\log Z = \log \sum_z p(z) e^{ℓ(z)}$, whose derivatives are `smoothed`'s marginals and pair counts."""
-    return smoothed(log_initial, log_transitions, log_likelihoods, lengths).log_normalizer
+    r"""$\log Z = \log \sum_z p(z) e^{ℓ(z)}$, whose derivatives are `smooth`'s marginals and pair counts."""
+    return smooth(log_initial, log_transitions, log_likelihoods, lengths).log_normalizer
 
 
 @log_normalizer.defjvp
 def _log_normalizer_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
-    found = smoothed(*primals)
+    result = smooth(*primals)
     initial, transitions, likelihoods, _ = tangents
-    slope = jnp.sum(found.marginals[..., 0, :] * initial, axis=-1)
-    slope = slope + jnp.sum(found.marginals * likelihoods, axis=(-2, -1))
-    steps = tuple(range(-(found.pairs.ndim - found.log_normalizer.ndim), 0))
-    return found.log_normalizer, slope + jnp.sum(found.pairs * transitions, axis=steps)
+    slope = jnp.sum(result.marginals[..., 0, :] * initial, axis=-1)
+    slope = slope + jnp.sum(result.marginals * likelihoods, axis=(-2, -1))
+    pair_axes = tuple(range(-(result.pairs.ndim - result.log_normalizer.ndim), 0))
+    return result.log_normalizer, slope + jnp.sum(result.pairs * transitions, axis=pair_axes)
 
 
 class Filtered(NamedTuple):
-    """log Z, and each state's log-probability given the weights up to each step."""
+    """log Z, and each state's log-probability given the likelihoods up to and including each step."""
 
     log_normalizer: Float[Array, "..."]
     log_probabilities: Float[Array, "... T K"]
 
 
 @jax.jit
-def filtered(log_initial: Array, log_transitions: Array, log_likelihoods: Array, lengths: Any = None) -> Filtered:
-    r"""The forward algorithm, with logarithms: $\log p(z_t = k \mid y_{1:t})$.
+def filter_forward(log_initial: Array, log_transitions: Array, log_likelihoods: Array, lengths: Any = None) -> Filtered:
+    r"""The forward algorithm, in logarithms: $\log p(z_t = k \mid y_{1:t})$, where $ℓ_t(k) = \log p(y_t \mid z_t = k)$.
 
     >>> import jax.numpy as jnp
-    >>> found = filtered(jnp.log(jnp.array([0.5, 0.5])), jnp.zeros((2, 2)), jnp.log(jnp.array([[0.9, 0.1]])))
-    >>> jnp.exp(found.log_probabilities).tolist()
+    >>> result = filter_forward(jnp.log(jnp.array([0.5, 0.5])), jnp.zeros((2, 2)), jnp.log(jnp.array([[0.9, 0.1]])))
+    >>> jnp.exp(result.log_probabilities).tolist()
     [[0.9, 0.1]]
     """
-    arguments, each = _flatten_batch(log_initial, log_transitions, log_likelihoods, lengths)
-    return _unflatten_batch(each(_filter)(*arguments), log_likelihoods)
+    arguments, over_sequences = _flatten_batch(log_initial, log_transitions, log_likelihoods, lengths)
+    return _unflatten_batch(over_sequences(_filter)(*arguments), log_likelihoods)
 
 
 class Path(NamedTuple):
-    """The most probable states, and the log of their weight; −1 past a sequence's length."""
+    """The most probable states (−1 for padding), and log p(z) + ℓ(z) of them."""
 
     states: Int[Array, "... T"]
     log_probability: Float[Array, "..."]
@@ -108,12 +123,12 @@ def best_path(log_initial: Array, log_transitions: Array, log_likelihoods: Array
     >>> best_path(jnp.zeros(2), transitions, jnp.array([[0.0, 1.0], [0.1, 0.0]])).states.tolist()
     [1, 1]
     """
-    arguments, each = _flatten_batch(log_initial, log_transitions, log_likelihoods, lengths)
-    return _unflatten_batch(each(_viterbi)(*arguments), log_likelihoods)
+    arguments, over_sequences = _flatten_batch(log_initial, log_transitions, log_likelihoods, lengths)
+    return _unflatten_batch(over_sequences(_viterbi)(*arguments), log_likelihoods)
 
 
 @partial(jax.jit, static_argnames="shape")
-def sampled(
+def sample_paths(
     key: Key,
     log_initial: Array,
     log_transitions: Array,
@@ -121,57 +136,83 @@ def sampled(
     lengths: Any = None,
     shape: tuple[int, ...] = (),
 ) -> Int[Array, "*S ... T"]:
-    """Paths drawn from q, backwards after a filter; −1 past a sequence's length."""
-    (*rest, lengths), each = _flatten_batch(log_initial, log_transitions, log_likelihoods, lengths)
+    """Draw paths from q, backwards from the last filtered state; padding is −1."""
+    (*rest, lengths), over_sequences = _flatten_batch(log_initial, log_transitions, log_likelihoods, lengths)
     noise = jax.random.gumbel(key, (*shape, *log_likelihoods.shape), log_likelihoods.dtype)
     steps, states = log_likelihoods.shape[-2:]
     batch = rest[2].shape[:-2]
     draws = noise.reshape(-1, *batch, steps, states) if batch else noise.reshape(-1, steps, states)
-    before = each(_filter)(*rest, lengths).log_probabilities
-    one = lambda noise: each(_sample, 2)(noise, before, rest[1], lengths)
-    return jax.vmap(one)(draws).reshape((*shape, *log_likelihoods.shape[:-1]))
+    filtered = over_sequences(_filter)(*rest, lengths).log_probabilities
+    axes = (0, 0, over_sequences.transitions_axis, 0)
+    draw_once = lambda noise: over_sequences(_sample, axes)(noise, filtered, rest[1], lengths)
+    return jax.vmap(draw_once)(draws).reshape((*shape, *log_likelihoods.shape[:-1]))
 
 
-# Sequences: none, one or many axes before (T, K), as one.
+# The batch axes in front of (T, K), of which there may be none, one or many, are flattened to one.
 
 
-def _flatten_batch(initial: Any, transitions: Any, likelihoods: Any, lengths: Any) -> tuple[tuple, Callable]:
-    """Flatten the batch axes to one; also return the transform that maps a function of one sequence over them."""
+class _OverSequences(NamedTuple):
+    """Maps a function of one sequence over the flattened batch axis.
+
+    Attributes:
+        count: the number of sequences; None if there is no batch axis.
+        initial_axis: 0 if each sequence has its own π, None if they share it.
+        transitions_axis: the same for A.
+    """
+
+    count: int | None
+    initial_axis: int | None
+    transitions_axis: int | None
+
+    def __call__(self, function: Callable, axes: tuple | None = None) -> Callable:
+        """The mapped function; `axes`, as in `jax.vmap`, are by default those of (π, A, ℓ, length)."""
+        in_axes = (self.initial_axis, self.transitions_axis, 0, 0) if axes is None else axes
+
+        def mapped(*arrays: Array) -> Any:
+            if self.count is None:
+                return function(*arrays)
+            if self.count > 1:
+                return jax.vmap(function, in_axes)(*arrays)
+            # A single sequence runs without a batch axis, because an axis of length 1 makes XLA's loops slower.
+            alone = (x if axis is None else x[0] for x, axis in zip(arrays, in_axes, strict=True))
+            return jax.tree.map(lambda x: x[None], function(*alone))
+
+        return mapped
+
+
+def _flatten_batch(initial: Any, transitions: Any, likelihoods: Any, lengths: Any) -> tuple[tuple, _OverSequences]:
+    """Flatten the batch axes of all arguments; also return the transform that maps a function over the sequences."""
     if likelihoods.ndim < 2 or likelihoods.shape[-2] == 0:
         raise ValueError(f"Log-likelihoods are (…, T, K), for each step and state, got shape {likelihoods.shape}.")
     *batch, steps, states = likelihoods.shape
-    own = transitions.ndim - len(batch) in (2, 3)  # a chain for each sequence
+    own = transitions.ndim - len(batch) in (2, 3)  # Each sequence has transitions of its own.
     inner = transitions.shape[len(batch) if own else 0 :]
     if inner not in ((states, states), (steps - 1, states, states)) or initial.shape[-1:] != (states,):
         raise ValueError(
             f"A chain over {states} states and {steps} steps has initial ({states},) and transitions ({states}, "
             f"{states}) or ({steps - 1}, {states}, {states}), got {initial.shape} and {transitions.shape}."
         )
+    if own and transitions.shape[: len(batch)] != tuple(batch):
+        by_time = (*batch, steps - 1, states, states)
+        raise ValueError(
+            f"For a batch of shape {tuple(batch)}, log_transitions of shape {transitions.shape} are read as those of "
+            f"each sequence, and need the batch's axes in front: {(*batch, states, states)}, or {by_time} if they "
+            f"change with time. If all sequences share them, pass jnp.broadcast_to(log_transitions, {by_time})."
+        )
     lengths = jnp.broadcast_to(steps if lengths is None else jnp.asarray(lengths), tuple(batch))
     if not batch:
-        return (initial, transitions, likelihoods, lengths), lambda function, shared=0: function
+        return (initial, transitions, likelihoods, lengths), _OverSequences(None, None, None)
     flat = lambda x, inside: x.reshape(-1, *x.shape[x.ndim - inside :])
-    axes = [0 if initial.ndim > 1 else None, 0 if own else None, 0, 0]
-    found = (
-        flat(jnp.broadcast_to(initial, (*batch, states)), 1) if axes[0] == 0 else initial,
+    own_initial = initial.ndim > 1
+    arguments = (
+        flat(jnp.broadcast_to(initial, (*batch, states)), 1) if own_initial else initial,
         flat(transitions, len(inner)) if own else transitions,
         flat(likelihoods, 2),
         lengths.reshape(-1),
     )
 
-    def each(function: Callable, shared: int = 0) -> Callable:
-        # A single sequence runs without a batch axis, because an axis of length 1 makes XLA's loops slower.
-        places = axes if not shared else [0, 0, axes[1], 0]
-
-        def over(*arrays: Array) -> Any:
-            if found[2].shape[0] > 1:
-                return jax.vmap(function, places)(*arrays)
-            alone = (x if place is None else x[0] for x, place in zip(arrays, places, strict=True))
-            return jax.tree.map(lambda x: x[None], function(*alone))
-
-        return over
-
-    return found, each
+    count = arguments[2].shape[0]
+    return arguments, _OverSequences(count, 0 if own_initial else None, 0 if own else None)
 
 
 def _unflatten_batch(tree: Any, likelihoods: Array) -> Any:
@@ -195,8 +236,8 @@ def _scan_chain(body: Callable, start: Array, xs: Array, matrix: Array, length: 
         xs = jnp.roll(xs, steps - length, axis=0)
         matrices = None if matrices is None else jnp.roll(matrices, steps - length, axis=0)
     step = lambda carry, now: body(carry, now[0], now[1] if varying else matrix)
-    found = lax.scan(step, start, (xs, matrices), reverse=backwards)[1]
-    return found if length is None else jnp.roll(found, length - steps, axis=0)
+    emitted = lax.scan(step, start, (xs, matrices), reverse=backwards)[1]
+    return emitted if length is None else jnp.roll(emitted, length - steps, axis=0)
 
 
 def _smooth_scaled(initial: Array, transitions: Array, likelihoods: Array, length: Array) -> tuple[Smoothed, Array]:
@@ -224,7 +265,7 @@ def _smooth_scaled(initial: Array, transitions: Array, likelihoods: Array, lengt
     joint = joint * backward
     overlap = jnp.where(valid, jnp.sum(joint, axis=-1), 1.0)
     marginals = _zero_padding(joint / overlap[:, None], valid)
-    # ξ_t = α_t A (w β)_{t+1} / Σ, where α_t A = ahead_{t+1} and Σ = Σ (forward w β)_{t+1}.
+    # ξ_t(i, j) = α_t(i) A_ij w_{t+1}(j) β_{t+1}(j), divided by its sum over i and j.
     left = _zero_padding((forward * weights)[:-1] / total[:-1, None], valid[1:])
     right = _zero_padding((weights * backward)[1:] / overlap[1:, None], valid[1:])
     pairs = matrix * (left.T @ right if matrix.ndim == 2 else left[:, :, None] * right[:, None, :])
@@ -288,14 +329,14 @@ def _smooth_logs(initial: Array, transitions: Array, likelihoods: Array, length:
     def add(total: Array, now: tuple[Array, Array, Array]) -> tuple[Array, None]:
         return total + pair(*now, transitions), None
 
-    each = valid[1:], before[:-1], after[1:]
+    neighbours = valid[1:], before[:-1], after[1:]
     if transitions.ndim == 2:
-        pairs, _ = lax.scan(add, jnp.zeros_like(transitions), each)
+        pairs, _ = lax.scan(add, jnp.zeros_like(transitions), neighbours)
     else:
-        pairs = jax.vmap(pair)(*each, transitions)
+        pairs = jax.vmap(pair)(*neighbours, transitions)
     log_z = _log_total(before, length)
-    known = jnp.where(jnp.isneginf(log_z), jnp.nan, 1.0).astype(joint.dtype)
-    return Smoothed(log_z, known * marginals, known * pairs)
+    nan_if_impossible = jnp.where(jnp.isneginf(log_z), jnp.nan, 1.0).astype(joint.dtype)
+    return Smoothed(log_z, nan_if_impossible * marginals, nan_if_impossible * pairs)
 
 
 def _log_total(joint: Array, length: Array) -> Array:
