@@ -75,13 +75,13 @@ def resolved(base, name):
 def imports(path):
     """The modules of this package that a file imports, relative to `bayesrule` ('' is the package itself)."""
     package = name_of(path) if path.name == "__init__.py" else name_of(path).rpartition(".")[0]
-    found = set()
+    actual = set()
     for node in import_nodes(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 root, _, rest = alias.name.partition(".")
                 if root == "bayesrule":
-                    found.add(rest)
+                    actual.add(rest)
             continue
         if node.level:
             parts = package.split(".") if package else []
@@ -90,8 +90,8 @@ def imports(path):
             base = node.module.partition(".")[2]
         else:
             continue
-        found |= {resolved(base, alias.name) for alias in node.names}
-    return found
+        actual |= {resolved(base, alias.name) for alias in node.names}
+    return actual
 
 
 IMPORTS = {name: imports(path) for name, path in MODULES.items() if name}

@@ -54,11 +54,11 @@ LOW_RANK = blr.LowRankGaussian(MEAN, jnp.array([2.0, 1.5]), jnp.array([[0.8], [0
 @jax.jit
 def measured(curvature, points, q, objective, key=None, data=DATA):
     batch = None if not objective.takes_data else data
-    found = curvature.measure(objective, q, points, batch, None, key)
-    if isinstance(found.curvature, Factored):  # as a matrix: its rows have no order of their own
-        rows = found.curvature.rows
-        return found.value, found.gradient, jnp.diag(found.curvature.diagonal) + rows.T @ rows
-    return found.value, found.gradient, found.curvature
+    actual = curvature.measure(objective, q, points, batch, None, key)
+    if isinstance(actual.curvature, Factored):  # as a matrix: its rows have no order of their own
+        rows = actual.curvature.rows
+        return actual.value, actual.gradient, jnp.diag(actual.curvature.diagonal) + rows.T @ rows
+    return actual.value, actual.gradient, actual.curvature
 
 
 def close(first, second, tolerance):
@@ -137,8 +137,8 @@ def test_bonnet_and_price():
 
     def integral(mean, covariance):
         q = blr.Gaussian(mean, jnp.linalg.inv(covariance))
-        spots = blr.Quadrature(24).at(q, None)
-        return spots.weights @ jax.vmap(lambda t: EXAMPLES.data(t, DATA)[0])(spots.theta)
+        point_set = blr.Quadrature(24).at(q, None)
+        return point_set.weights @ jax.vmap(lambda t: EXAMPLES.data(t, DATA)[0])(point_set.theta)
 
     slope, half = jax.jit(jax.grad(integral, argnums=(0, 1)))(MEAN, jnp.linalg.inv(MATRIX))
     _, gradient, curvature = quadrature("Hessian, full")
@@ -174,8 +174,8 @@ def test_everything_is_exact_on_a_quadratic():
     quadratic = as_objective(lambda t: 0.5 * t @ matrix @ t - vector @ t + 3.0)
     gradient = matrix @ MEAN - vector
     for points in (blr.Delta(), blr.Quadrature(2), blr.MonteCarlo(2, antithetic=True)):
-        found = measured(blr.Hessian(), points, FULL, quadratic, jax.random.key(0))
-        close(found[1:], (gradient, matrix), 1e-13)
+        actual = measured(blr.Hessian(), points, FULL, quadratic, jax.random.key(0))
+        close(actual[1:], (gradient, matrix), 1e-13)
     close(measured(blr.HessianDiagonal(), blr.Delta(), DIAGONAL, quadratic)[1:], (gradient, jnp.diag(matrix)), 1e-14)
     close(measured(blr.Stein(), blr.Quadrature(2), FULL, quadratic)[1:], (gradient, matrix), 1e-12)
 
@@ -205,8 +205,8 @@ def test_score_with_enumeration_is_exact(family):
     q = DISCRETE[family]
     summed = jax.jit(lambda q: jax.value_and_grad(lambda m: enumerated(q.with_expectation(m)))(q.expectation()))
     value, slope = summed(q)
-    found = measured(blr.Score(), blr.Enumeration(), q, as_objective(discrete_loss))
-    close(found, (value, slope, None), 1e-13)
+    actual = measured(blr.Score(), blr.Enumeration(), q, as_objective(discrete_loss))
+    close(actual, (value, slope, None), 1e-13)
 
 
 @pytest.mark.parametrize("family", DISCRETE)
@@ -294,26 +294,26 @@ def test_the_linear_path_of_several_outputs():
     apply = lambda p, x: p["w"] @ x
     fast = blr.Objective(cross_entropy, output=apply, size=5, linear=True)
     slow = blr.Objective(cross_entropy, output=apply, size=5)
-    found = measured(blr.Hessian(), blr.Quadrature(9), q, fast, data=data)
-    close(found, measured(blr.Hessian(), blr.Quadrature(9), q, slow, data=data), 1e-9)
+    actual = measured(blr.Hessian(), blr.Quadrature(9), q, fast, data=data)
+    close(actual, measured(blr.Hessian(), blr.Quadrature(9), q, slow, data=data), 1e-9)
     key = jax.random.key(0)
-    found = measured(blr.Hessian(), blr.MonteCarlo(2), q, fast, key, data=data)
-    close(found, measured(blr.Hessian(), blr.MonteCarlo(2), q, slow, jax.random.clone(key), data=data), 1e-13)
+    actual = measured(blr.Hessian(), blr.MonteCarlo(2), q, fast, key, data=data)
+    close(actual, measured(blr.Hessian(), blr.MonteCarlo(2), q, slow, jax.random.clone(key), data=data), 1e-13)
 
 
 def test_outputs_that_do_not_vary():
     """A row of zeros has outputs of zero variance: still finite, with one output and with two."""
     data = (jnp.zeros((1, 2)), jnp.ones(1))
     for points in (blr.Quadrature(3), blr.MonteCarlo(2), blr.Delta()):
-        found = measured(blr.Hessian(), points, FULL, LINEAR, jax.random.key(0), data=data)
-        close(found[1:], (jnp.zeros(2), jnp.zeros((2, 2))), 0.0)
+        actual = measured(blr.Hessian(), points, FULL, LINEAR, jax.random.key(0), data=data)
+        close(actual[1:], (jnp.zeros(2), jnp.zeros((2, 2))), 0.0)
     both = blr.Objective(
         lambda f, y: jax.nn.logsumexp(f) - y * f[0], output=lambda w, x: jnp.stack([x @ w, -x @ w]), size=1, linear=True
     )
     for row in (jnp.zeros((1, 2)), jnp.array([[1.0, 0.5]])):  # no variance at all; perfectly correlated
-        found = measured(blr.Hessian(), blr.Quadrature(30), FULL, both, data=(row, jnp.ones(1)))
+        actual = measured(blr.Hessian(), blr.Quadrature(30), FULL, both, data=(row, jnp.ones(1)))
         slow = blr.Objective(both.loss, output=both.output, size=1)
-        close(found, measured(blr.Hessian(), blr.Quadrature(30), FULL, slow, data=(row, jnp.ones(1))), 1e-6)
+        close(actual, measured(blr.Hessian(), blr.Quadrature(30), FULL, slow, data=(row, jnp.ones(1))), 1e-6)
 
 
 # What each curvature is, by hand.
@@ -342,8 +342,8 @@ def test_gauss_newton_scaling():
 def test_squared_gradient_is_of_the_mean_loss():
     """N ĝ² with ĝ the gradient of the batch's mean loss."""
     mean = gradients(MEAN).mean(0)
-    found = measured(blr.SquaredGradient(), blr.Delta(), DIAGONAL, EXAMPLES)
-    close(found[1:], (SIZE * mean, SIZE * mean**2), 1e-13)
+    actual = measured(blr.SquaredGradient(), blr.Delta(), DIAGONAL, EXAMPLES)
+    close(actual[1:], (SIZE * mean, SIZE * mean**2), 1e-13)
 
 
 def test_generalized_gauss_newton_of_a_linear_model():
@@ -366,11 +366,11 @@ def test_fisher_in_place_of_the_losss_hessian():
 def test_absolute_diagonal():
     """Σᵢ |∇²_jj ℓᵢ| over examples (eq:dhess_update); |∇²_jj f| of a plain function."""
     diagonals = np.asarray(jax.jit(jax.vmap(lambda x, y: jnp.diag(jax.hessian(by_example)(MEAN, (x, y)))))(*DATA))
-    found = measured(blr.HessianDiagonal(absolute=True), blr.Delta(), DIAGONAL, EXAMPLES)
-    close(found[2], SIZE / 5 * np.abs(diagonals).sum(0), 1e-13)
+    actual = measured(blr.HessianDiagonal(absolute=True), blr.Delta(), DIAGONAL, EXAMPLES)
+    close(actual[2], SIZE / 5 * np.abs(diagonals).sum(0), 1e-13)
     concave = as_objective(lambda t: -jnp.sum(t**4))
-    found = measured(blr.HessianDiagonal(absolute=True), blr.Delta(), DIAGONAL, concave)
-    close(found[2], 12 * MEAN**2, 1e-13)
+    actual = measured(blr.HessianDiagonal(absolute=True), blr.Delta(), DIAGONAL, concave)
+    close(actual[2], 12 * MEAN**2, 1e-13)
 
 
 WEIGHED = {
@@ -411,9 +411,9 @@ def test_stein_with_outputs_that_depend_on_each_other():
         lambda f, y: jnp.sum(0.5 * (f - y) ** 2), output=lambda w, r: jnp.stack([r @ w, 2 * r @ w]), linear=True, size=6
     )
     q = blr.Gaussian(jnp.array([0.3, -0.2]), jnp.array([[2.0, 0.5], [0.5, 1.0]]))
-    found = {}
+    actual = {}
     for curvature in (blr.Stein(), blr.Hessian()):
         rule = blr.newton().replace(points=blr.Quadrature(5), curvature=curvature)
         measured = jax.jit(lambda q, data, rule=rule: measure(rule, objective, q, data, None, None))
-        found[type(curvature)] = measured(q, (x, jnp.ones((6, 2))))
-    np.testing.assert_allclose(found[blr.Stein].curvature, found[blr.Hessian].curvature, rtol=1e-6)
+        actual[type(curvature)] = measured(q, (x, jnp.ones((6, 2))))
+    np.testing.assert_allclose(actual[blr.Stein].curvature, actual[blr.Hessian].curvature, rtol=1e-6)

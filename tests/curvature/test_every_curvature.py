@@ -15,8 +15,8 @@ OF_MODELS = {"Sites"}  # tested in tests/factor_graph/test_messages.py
 def measure(curvature, q, points, key):
     """The loss, its gradient and the curvature of the data's part."""
     problem = regression()
-    found = curvature.measure(problem.objective, q, points, problem.data, None, key)
-    return jax.tree.leaves((found.value, found.gradient, found.curvature))
+    actual = curvature.measure(problem.objective, q, points, problem.data, None, key)
+    return jax.tree.leaves((actual.value, actual.gradient, actual.curvature))
 
 
 def test_every_public_curvature_is_listed():
@@ -30,8 +30,8 @@ def test_it_estimates_its_expectation(name):
     q = case.q()
     expected = jax.jit(lambda: measure(case.reference, q, blr.Quadrature(12), None))()
     estimate = jax.jit(jax.vmap(lambda key: measure(case.curvature, q, blr.MonteCarlo(4), key)))
-    found = estimate(jax.random.split(jax.random.key(0), REPETITIONS))
-    for values, value in zip(found, expected, strict=True):
+    actual = estimate(jax.random.split(jax.random.key(0), REPETITIONS))
+    for values, value in zip(actual, expected, strict=True):
         error = np.std(values, axis=0) / np.sqrt(REPETITIONS)
         np.testing.assert_array_less(np.abs(np.mean(values, axis=0) - value), 4 * error + 1e-9)
 

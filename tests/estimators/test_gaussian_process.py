@@ -81,11 +81,11 @@ def test_classes_by_sites_raise_the_bound():
 def test_more_classes_and_weights():
     x, y = datasets.load_iris(return_X_y=True)
     x, y = x[::4], y[::4]
-    found = GaussianProcessClassifier(RBF(4.0, 2.0), method="laplace", optimizer=None).fit(x, y)
-    p = found.predict_proba(x)
+    actual = GaussianProcessClassifier(RBF(4.0, 2.0), method="laplace", optimizer=None).fit(x, y)
+    p = actual.predict_proba(x)
     assert_allclose(p.sum(axis=1), 1.0)
-    assert found.score(x, y) > 0.9
-    assert len(found.posterior_) == len(found.kernel_) == 3
+    assert actual.score(x, y) > 0.9
+    assert len(actual.posterior_) == len(actual.kernel_) == 3
     heavy = GaussianProcessClassifier(
         RBF(4.0, 2.0), method="laplace", optimizer=None, class_weight={0: 1.0, 1: 1.0, 2: 5.0}
     ).fit(x, y)
@@ -93,11 +93,11 @@ def test_more_classes_and_weights():
 
 
 def test_few_inducing_inputs():
-    whole = GaussianProcessRegressor(Matern32(1.0, 2.0)).fit(X, Y)
+    full = GaussianProcessRegressor(Matern32(1.0, 2.0)).fit(X, Y)
     few = GaussianProcessRegressor(Matern32(1.0, 2.0), n_inducing=30).fit(X, Y)
     assert few.x_places_.shape == (30, 2)
-    assert whole.log_evidence_ - 10 < few.bound_ < whole.log_evidence_ + 1e-6
-    assert_allclose(few.predict(NEW), whole.predict(NEW), atol=1.0)
+    assert full.log_evidence_ - 10 < few.bound_ < full.log_evidence_ + 1e-6
+    assert_allclose(few.predict(NEW), full.predict(NEW), atol=1.0)
     numbers = (few.kernel_, few.x_places_, X, (Y - Y.mean()) / Y.std(), few.noise_ / Y.var())
     assert_allclose(few.bound_, float(log_evidence(*numbers)) - 48 * np.log(Y.std()), rtol=1e-8)
     labels = GaussianProcessClassifier(RBF(2.0, 1.0), n_inducing=20, optimizer=None).fit(X, LABELS)
@@ -106,14 +106,14 @@ def test_few_inducing_inputs():
 
 
 def test_draws_and_copies():
-    found = GaussianProcessRegressor().fit(X, Y)
-    mean, covariance = found.predict(NEW, return_cov=True)
-    draws = found.sample_predictive(NEW, 4000, random_state=0)
+    actual = GaussianProcessRegressor().fit(X, Y)
+    mean, covariance = actual.predict(NEW, return_cov=True)
+    draws = actual.sample_predictive(NEW, 4000, random_state=0)
     assert_allclose(draws.mean(axis=0), mean, atol=5 * np.sqrt(np.diag(covariance) / 4000).max())
     assert_allclose(np.cov(draws.T), covariance, atol=0.1 * np.diag(covariance).max())
-    assert_allclose(pickle.loads(pickle.dumps(found)).predict(NEW), mean)
+    assert_allclose(pickle.loads(pickle.dumps(actual)).predict(NEW), mean)
     with pytest.raises(ValueError, match="return_std or return_cov"):
-        found.predict(NEW, return_std=True, return_cov=True)
+        actual.predict(NEW, return_std=True, return_cov=True)
 
 
 @pytest.mark.parametrize(

@@ -87,11 +87,11 @@ def test_ridge_does_not_mind_large_means():
 
 def test_ridge_streams():
     X, y = load_diabetes(return_X_y=True)
-    whole, parts = RidgeRegression().fit(X, y), RidgeRegression()
+    full, parts = RidgeRegression().fit(X, y), RidgeRegression()
     for rows in np.array_split(np.arange(len(y)), 4):
         parts.partial_fit(X[rows], y[rows])
-    np.testing.assert_allclose(parts.coef_, whole.coef_, rtol=1e-5)
-    assert parts.log_evidence_ == pytest.approx(whole.log_evidence_, rel=1e-10)
+    np.testing.assert_allclose(parts.coef_, full.coef_, rtol=1e-5)
+    assert parts.log_evidence_ == pytest.approx(full.log_evidence_, rel=1e-10)
 
 
 @pytest.mark.parametrize("given", [{"prior_precision": 2.0}, {"noise": 0.5}, {"prior_precision": 2.0, "noise": 0.5}])
@@ -177,12 +177,12 @@ def test_a_recipe_is_a_name_or_a_rule():
 def test_streaming_is_close_to_all_at_once():
     X, y = standardized(load_breast_cancer)
     X = X[:, :4]
-    whole = LogisticRegression(prior_precision=1.0).fit(X, y)
+    full = LogisticRegression(prior_precision=1.0).fit(X, y)
     parts = LogisticRegression(prior_precision=1.0)
     for rows in np.array_split(np.arange(len(y)), 3):
         parts.partial_fit(X[rows], y[rows], classes=[0, 1])
-    assert parts.bound_ == pytest.approx(whole.bound_, abs=1.0)
-    np.testing.assert_allclose(parts.coef_, whole.coef_, atol=0.4)
+    assert parts.bound_ == pytest.approx(full.bound_, abs=1.0)
+    np.testing.assert_allclose(parts.coef_, full.coef_, atol=0.4)
 
 
 def test_class_weights_are_sample_weights():

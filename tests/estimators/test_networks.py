@@ -122,9 +122,9 @@ def test_a_recipe_is_a_name_or_a_value():
 @pytest.mark.parametrize("name", ["oggn", "dropout"])
 def test_other_recipes_learn(name):
     """One of each kind of prediction; the rest are in the longer comparison."""
-    found = MLPClassifier((4,), recipe=name, max_iter=60, random_state=0).fit(X, CLASSES)
-    assert found.score(X, CLASSES) > 0.8
-    assert found.sample_predictive(X[:2], 3).shape == (3, 2)
+    actual = MLPClassifier((4,), recipe=name, max_iter=60, random_state=0).fit(X, CLASSES)
+    assert actual.score(X, CLASSES) > 0.8
+    assert actual.sample_predictive(X[:2], 3).shape == (3, 2)
 
 
 def test_streams():
@@ -145,11 +145,11 @@ def test_streams():
 
 def test_several_targets_each_with_its_noise():
     both = np.stack([Y, -3 * Y + 30 * RANDOM.normal(size=60)], axis=1)
-    found = MLPRegressor((4,), recipe="adam", max_iter=300, random_state=0).fit(X, both)
-    mean, std = found.predict(X, return_std=True)
+    actual = MLPRegressor((4,), recipe="adam", max_iter=300, random_state=0).fit(X, both)
+    mean, std = actual.predict(X, return_std=True)
     assert mean.shape == std.shape == (60, 2)
-    assert found.noise_[1] > 50 * found.noise_[0]
-    assert found.sample_predictive(X, 3).shape == (3, 60, 2)
+    assert actual.noise_[1] > 50 * actual.noise_[0]
+    assert actual.sample_predictive(X, 3).shape == (3, 60, 2)
 
 
 def test_known_noise_and_a_prior_by_the_bound():
@@ -160,17 +160,17 @@ def test_known_noise_and_a_prior_by_the_bound():
 
 
 def test_single_precision(classifier):
-    found = MLPClassifier((4,), max_iter=60, samples=8, random_state=0).fit(X.astype(np.float32), CLASSES)
-    assert found.posterior_.mean["layer0"]["w"].dtype == np.float32
-    assert found.predict_proba(X).dtype == np.float32
-    assert abs(found.score(X, CLASSES) - classifier.score(X, CLASSES)) < 0.1
+    actual = MLPClassifier((4,), max_iter=60, samples=8, random_state=0).fit(X.astype(np.float32), CLASSES)
+    assert actual.posterior_.mean["layer0"]["w"].dtype == np.float32
+    assert actual.predict_proba(X).dtype == np.float32
+    assert abs(actual.score(X, CLASSES) - classifier.score(X, CLASSES)) < 0.1
 
 
 def test_signs_and_their_probabilities():
-    found = BinaryMLPClassifier((16,), max_iter=100, samples=8, random_state=0).fit(X, CLASSES)
-    assert isinstance(found.posterior_, blr.Bernoulli)
-    assert found.score(X, CLASSES) > 0.75
-    weights = found.posterior_.sample(jax.random.key(0))
+    actual = BinaryMLPClassifier((16,), max_iter=100, samples=8, random_state=0).fit(X, CLASSES)
+    assert isinstance(actual.posterior_, blr.Bernoulli)
+    assert actual.score(X, CLASSES) > 0.75
+    weights = actual.posterior_.sample(jax.random.key(0))
     assert all(set(np.unique(leaf)) <= {-1.0, 1.0} for leaf in jax.tree.leaves(weights))
 
 
@@ -196,13 +196,13 @@ def test_bad_settings(estimator, words):
 def compared(load, ours, theirs, judge, seeds=3):
     """The scores of both on held-out rows, split by split, with standardised inputs."""
     x, y = load(return_X_y=True)
-    found = []
+    actual = []
     for seed in range(seeds):
         train, test, known, wanted = train_test_split(x, y, random_state=seed)
         scale = StandardScaler().fit(train)
         train, test = scale.transform(train), scale.transform(test)
-        found.append([judge(make(seed).fit(train, known), test, wanted) for make in (ours, theirs)])
-    return np.mean(found, axis=0)
+        actual.append([judge(make(seed).fit(train, known), test, wanted) for make in (ours, theirs)])
+    return np.mean(actual, axis=0)
 
 
 def of_classes(model, x, y):
@@ -230,12 +230,12 @@ def test_better_probabilities_than_scikit_learn(name):
 @pytest.mark.extended
 @pytest.mark.parametrize("name", NETWORK)
 def test_every_recipe_on_breast_cancer(name):
-    found = compared(
+    actual = compared(
         datasets.load_breast_cancer,
         lambda seed: MLPClassifier((20,), recipe=name, random_state=seed),
         lambda seed: BinaryMLPClassifier((50,), random_state=seed),
         of_classes,
         seeds=1,
     )
-    assert np.all(found[:, 0] > 0.93), found
-    assert np.all(found[:, 1] < 0.3), found
+    assert np.all(actual[:, 0] > 0.93), actual
+    assert np.all(actual[:, 1] < 0.3), actual

@@ -107,17 +107,17 @@ def test_a_state_space_is_statsmodels(fitted):
     other["design"], other["obs_cov"] = model.loadings_, np.diag(model.noise_variance_)
     other["transition"], other["selection"], other["state_cov"] = model.transition_, np.eye(2), np.eye(2)
     other.initialize_known(np.zeros(2), 10 * np.eye(2))
-    found = other.smooth()
-    assert_allclose(model.score(rows), found.llf, rtol=1e-8)
+    actual = other.smooth()
+    assert_allclose(model.score(rows), actual.llf, rtol=1e-8)
     mean, spread = model.smooth(rows, return_cov=True)
-    assert_allclose(mean, found.smoothed_state.T, atol=1e-6)
-    assert_allclose(spread, np.moveaxis(found.smoothed_state_cov, -1, 0), atol=1e-6)
-    assert_allclose(model.filter(rows), found.filtered_state.T, atol=1e-6)
+    assert_allclose(mean, actual.smoothed_state.T, atol=1e-6)
+    assert_allclose(spread, np.moveaxis(actual.smoothed_state_cov, -1, 0), atol=1e-6)
+    assert_allclose(model.filter(rows), actual.filtered_state.T, atol=1e-6)
     mean, std = model.predict(rows, 4, return_std=True)
-    state, doubt = found.filtered_state[:, -1], found.filtered_state_cov[:, :, -1]
-    doubt = model.transition_ @ doubt @ model.transition_.T + np.eye(2)
+    state, posterior_variance = actual.filtered_state[:, -1], actual.filtered_state_cov[:, :, -1]
+    posterior_variance = model.transition_ @ posterior_variance @ model.transition_.T + np.eye(2)
     assert_allclose(mean[0], model.mean_ + model.loadings_ @ model.transition_ @ state, rtol=1e-8)
-    expected = np.diag(model.loadings_ @ doubt @ model.loadings_.T) + model.noise_variance_
+    expected = np.diag(model.loadings_ @ posterior_variance @ model.loadings_.T) + model.noise_variance_
     assert_allclose(std[0], np.sqrt(expected), rtol=1e-8)
     # A step of EM ends above where the one before did, and the bound is next to the log-likelihood.
     assert model.bound_ <= model.score(WAVES) < model.bound_ + 1

@@ -85,9 +85,9 @@ def test_a_posterior_of_mixtures_is_scikit_learn_s_and_mini_batches_come_close()
     theirs = BayesianGaussianMixture(
         n_components=2, weight_concentration_prior_type=kind, reg_covar=0, tol=1e-7, max_iter=400, random_state=0
     ).fit(train)
-    order = lambda found: np.argsort(found.means_[:, 0])
+    order = lambda actual: np.argsort(actual.means_[:, 0])
     for name in ("weights_", "means_", "covariances_"):
-        mine, other = (getattr(found, name)[order(found)] for found in (ours, theirs))
+        mine, other = (getattr(actual, name)[order(actual)] for actual in (ours, theirs))
         assert_allclose(mine, other, rtol=1e-3, atol=1e-4)
     # Our predictive density is exact, and has heavier tails than scikit-learn's, which uses E log p for log E p.
     assert theirs.score(test) < ours.score(test) < theirs.score(test) + 0.2
@@ -158,8 +158,8 @@ def test_missing_values():
     assert_allclose(model.transform(holes)[3], 0, atol=1e-12)
     # If whether a value is missing depends on the others, the mean of the observed values is biased; the fitted is not.
     censored = np.where((np.arange(3) == 0) & (whole[:, 1:2] > 50), np.nan, whole)
-    found = FactorAnalysis(1).fit(censored).mean_[0]
-    assert abs(found - whole[:, 0].mean()) < 0.6 < abs(np.nanmean(censored[:, 0]) - whole[:, 0].mean())
+    actual = FactorAnalysis(1).fit(censored).mean_[0]
+    assert abs(actual - whole[:, 0].mean()) < 0.6 < abs(np.nanmean(censored[:, 0]) - whole[:, 0].mean())
 
 
 def test_unneeded_factors_shrink_and_uncertain_loadings_shrink_scores():

@@ -44,9 +44,9 @@ def test_conjugate_counts_are_exact():
     prior = blr.Gamma(2.0, 1.0)
     model = blr.Model({"r": prior}, {"prior": factors.prior("r", prior), "y": factors.poisson("y", rate="r")})
     fitted = lambda y: blr.fit(blr.conjugate(), model, None, {"y": y}, steps=1)
-    whole = fitted(y)
-    left = whole.loo()
-    ratios = [whole.bound - fitted(np.where(np.arange(8) == n, np.nan, y)).bound for n in range(8)]
+    full = fitted(y)
+    left = full.loo()
+    ratios = [full.bound - fitted(np.where(np.arange(8) == n, np.nan, y)).bound for n in range(8)]
     assert_allclose(left.log_density, ratios, atol=1e-10)
 
 

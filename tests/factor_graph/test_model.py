@@ -225,9 +225,9 @@ def test_missing_entries_of_a_matrix():
     factor, blocks, _, _ = CASES["bilinear"]
     model, q = blr.Model(blocks, {"f": factor}), blr.Product(blocks)
     y = RANDOM.normal(size=(3, 2))
-    whole = factor.value(model.views(q), {"y": jnp.array(y)})
-    found = model.term("f", model.views(q), model.batch_rows({"y": jnp.array(y).at[1, 0].set(jnp.nan)}), None)
-    assert_allclose(found, jnp.where(jnp.array([[1, 1], [0, 1], [1, 1]]) == 1, whole, 0.0))
+    full = factor.value(model.views(q), {"y": jnp.array(y)})
+    actual = model.term("f", model.views(q), model.batch_rows({"y": jnp.array(y).at[1, 0].set(jnp.nan)}), None)
+    assert_allclose(actual, jnp.where(jnp.array([[1, 1], [0, 1], [1, 1]]) == 1, full, 0.0))
     joint = blr.Model({"b": JOINT}, {"y": factors.multivariate_normal("y", joint="b"), "p": factors.prior("b", JOINT)})
     rows = X.copy()
     rows[1] = np.nan
@@ -290,17 +290,17 @@ def test_a_stream_of_pieces_is_the_whole():
         result = blr.fit(blr.conjugate(), model, None, {"y": piece}, steps=1)
         evidence += result.bound
         model = model.after(result.q)
-    whole = blr.fit(blr.conjugate(), first, None, {"y": Y}, steps=1)
-    for one, other in zip(jax.tree.leaves(result.q), jax.tree.leaves(whole.q), strict=True):
+    full = blr.fit(blr.conjugate(), first, None, {"y": Y}, steps=1)
+    for one, other in zip(jax.tree.leaves(result.q), jax.tree.leaves(full.q), strict=True):
         assert_allclose(one, other, rtol=1e-12)
-    assert_allclose(evidence, whole.bound, rtol=1e-12)
+    assert_allclose(evidence, full.bound, rtol=1e-12)
 
 
 def test_forgetting_weighs_the_past():
     prior = blr.Gamma(2.0, 1.0)
     first = blr.Model({"r": prior}, {"prior": factors.prior("r", prior), "y": factors.poisson("y", rate="r")})
-    seen = blr.fit(blr.conjugate(), first, None, {"y": COUNTS}, steps=1)
-    model = first.after(seen.q, forgetting=0.25)
+    observed = blr.fit(blr.conjugate(), first, None, {"y": COUNTS}, steps=1)
+    model = first.after(observed.q, forgetting=0.25)
     result = blr.fit(blr.conjugate(), model, None, {"y": np.array([2.0])}, steps=1)
     assert_allclose(result.q["r"].shape, 2.0 + 0.75 * COUNTS.sum() + 2.0)
     assert_allclose(result.q["r"].rate, 1.0 + 0.75 * 4 + 1)

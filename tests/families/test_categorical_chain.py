@@ -33,15 +33,15 @@ def chain(steps, states=3, zeros=False, varying=False, seed=0):
 def paths(initial, transitions, weights):
     """Every path, and its log weight."""
     steps, states = weights.shape
-    found = np.array(list(itertools.product(range(states), repeat=steps)))
+    actual = np.array(list(itertools.product(range(states), repeat=steps)))
     matrices = np.broadcast_to(transitions, (steps - 1, states, states)) if steps > 1 else np.zeros((0, states, states))
-    total = np.asarray(initial)[found[:, 0]] + np.asarray(weights)[np.arange(steps), found].sum(1)
-    return found, total + sum((matrices[t][found[:, t], found[:, t + 1]] for t in range(steps - 1)), start=0.0)
+    total = np.asarray(initial)[actual[:, 0]] + np.asarray(weights)[np.arange(steps), actual].sum(1)
+    return actual, total + sum((matrices[t][actual[:, t], actual[:, t + 1]] for t in range(steps - 1)), start=0.0)
 
 
-def counted(found, chances, states):
+def counted(actual, chances, states):
     """Marginals and expected pairs."""
-    hot = np.eye(states)[found]
+    hot = np.eye(states)[actual]
     pairs = np.einsum("p,pti,ptj->ij", chances, hot[:, :-1], hot[:, 1:])
     return np.einsum("p,ptk->tk", chances, hot), pairs
 
@@ -52,9 +52,9 @@ CASES = [(1, {}), (5, {}), (6, {"zeros": True}), (1, {"varying": True}), (4, {"v
 @pytest.mark.parametrize(("steps", "kind"), CASES)
 def test_all_paths_say_the_same(steps, kind):
     given = chain(steps, **kind)
-    found, logs = paths(*given)
+    actual, logs = paths(*given)
     log_z = np.logaddexp.reduce(logs)
-    marginals, pairs = counted(found, np.exp(logs - log_z), 3)
+    marginals, pairs = counted(actual, np.exp(logs - log_z), 3)
     by_logarithms = jax.jit(markov._smooth_logs)(*given, LENGTH(steps))
     for smoothed in (markov.smooth(*given), by_logarithms):
         assert_allclose(smoothed.log_normalizer, log_z, rtol=1e-12)
@@ -65,7 +65,7 @@ def test_all_paths_say_the_same(steps, kind):
     assert_allclose(filtered.log_normalizer, log_z, rtol=1e-12)
     assert_allclose(jnp.exp(filtered.log_probabilities[-1]), marginals[-1], atol=1e-12)
     best = markov.best_path(*given)
-    assert_array_equal(best.states, found[np.argmax(logs)])
+    assert_array_equal(best.states, actual[np.argmax(logs)])
     assert_allclose(best.log_probability, np.max(logs), rtol=1e-12)
 
 
@@ -74,8 +74,8 @@ def test_draws_have_the_probabilities_of_paths():
     _, logs = paths(*given)
     chances = np.exp(logs - np.logaddexp.reduce(logs))
     draws = np.asarray(markov.sample_paths(jax.random.key(1), *given, shape=(20_000,)))
-    seen = np.bincount(draws @ 3 ** np.arange(3, -1, -1), minlength=len(chances)) / len(draws)
-    assert np.all(np.abs(seen - chances) <= 5 * np.sqrt(chances / len(draws)) + 1e-12)
+    observed = np.bincount(draws @ 3 ** np.arange(3, -1, -1), minlength=len(chances)) / len(draws)
+    assert np.all(np.abs(observed - chances) <= 5 * np.sqrt(chances / len(draws)) + 1e-12)
     batch = markov.sample_paths(
         jax.random.key(2), given[0], given[1], jnp.stack([given[2]] * 2), LENGTH([4, 2]), shape=(5,)
     )
@@ -94,13 +94,13 @@ def test_the_gradient_is_forward_backward():
         return jax.nn.logsumexp(total)
 
     ours = lambda *given: markov.log_normalizer(*given, None)
-    found = jax.jit(jax.grad(ours, argnums=(0, 1, 2)))(initial, transitions, weights)
+    actual = jax.jit(jax.grad(ours, argnums=(0, 1, 2)))(initial, transitions, weights)
     expected = jax.jit(jax.grad(plain, argnums=(0, 1, 2)))(initial, transitions, weights)
-    for a, b in zip(found, expected, strict=True):
+    for a, b in zip(actual, expected, strict=True):
         assert_allclose(a, b, atol=1e-12)
     smoothed = markov.smooth(initial, transitions, weights)
-    assert_array_equal(found[1], smoothed.pairs)
-    assert_array_equal(found[2], smoothed.marginals)
+    assert_array_equal(actual[1], smoothed.pairs)
+    assert_array_equal(actual[2], smoothed.marginals)
     twice = jax.jit(jax.hessian(lambda w: ours(initial, transitions, w)))(weights)
     assert_allclose(twice, jax.jit(jax.hessian(lambda w: plain(initial, transitions, w)))(weights), atol=1e-11)
 
@@ -111,21 +111,21 @@ def test_filling_counts_for_nothing(own):
     lengths = [6, 4, 1, 0]
     rows = jnp.stack([weights, 2 * weights, -weights, weights])
     many = (jnp.stack([initial] * 4), jnp.stack([transitions] * 4)) if own else (initial, transitions)
-    found = markov.smooth(*many, rows, LENGTH(lengths))
+    actual = markov.smooth(*many, rows, LENGTH(lengths))
     best = markov.best_path(*many, rows, LENGTH(lengths))
     filtered = markov.filter_forward(*many, rows, LENGTH(lengths))
     for n, length in enumerate(lengths[:-1]):
         alone = markov.smooth(initial, transitions, rows[n, :length])
-        assert_allclose(found.log_normalizer[n], alone.log_normalizer, rtol=1e-12)
+        assert_allclose(actual.log_normalizer[n], alone.log_normalizer, rtol=1e-12)
         assert_allclose(filtered.log_normalizer[n], alone.log_normalizer, rtol=1e-12)
-        assert_allclose(found.marginals[n, :length], alone.marginals, atol=1e-12)
-        assert_allclose(found.pairs[n], alone.pairs, atol=1e-12)
+        assert_allclose(actual.marginals[n, :length], alone.marginals, atol=1e-12)
+        assert_allclose(actual.pairs[n], alone.pairs, atol=1e-12)
         path = markov.best_path(initial, transitions, rows[n, :length])
         assert_array_equal(best.states[n, :length], path.states)
         assert_allclose(best.log_probability[n], path.log_probability, rtol=1e-12)
-    assert_array_equal(found.marginals[1, 4:], 0)
+    assert_array_equal(actual.marginals[1, 4:], 0)
     assert_array_equal(best.states[1, 4:], -1)
-    for nothing in (found.log_normalizer[3], found.marginals[3], found.pairs[3], best.log_probability[3]):
+    for nothing in (actual.log_normalizer[3], actual.marginals[3], actual.pairs[3], best.log_probability[3]):
         assert_array_equal(nothing, 0)
 
 
@@ -147,17 +147,17 @@ def test_a_state_that_was_ruled_out_comes_back():
     with jax.enable_x64(False), np.errstate(divide="ignore"):
         stay = jnp.log(jnp.eye(2))
         weights = jnp.concatenate([jnp.array([[0.0, -3.0]] * 100), jnp.array([[-3.0, 0.0]] * 150)])
-        found = markov.smooth(jnp.log(jnp.full(2, 0.5)), stay, weights)
-        assert_allclose(found.log_normalizer, -300 + np.log(0.5), rtol=1e-6)
-        assert_allclose(found.marginals, np.tile([0.0, 1.0], (250, 1)), atol=1e-6)
-        assert_allclose(found.pairs, [[0, 0], [0, 249]], rtol=1e-5)
+        actual = markov.smooth(jnp.log(jnp.full(2, 0.5)), stay, weights)
+        assert_allclose(actual.log_normalizer, -300 + np.log(0.5), rtol=1e-6)
+        assert_allclose(actual.marginals, np.tile([0.0, 1.0], (250, 1)), atol=1e-6)
+        assert_allclose(actual.pairs, [[0, 0], [0, 249]], rtol=1e-5)
 
 
 def test_what_is_impossible_says_so():
     initial, transitions, weights = chain(5)
-    found = markov.smooth(initial, transitions, weights.at[2].set(-jnp.inf))
-    assert found.log_normalizer == -jnp.inf
-    assert np.all(np.isnan(found.marginals))
+    actual = markov.smooth(initial, transitions, weights.at[2].set(-jnp.inf))
+    assert actual.log_normalizer == -jnp.inf
+    assert np.all(np.isnan(actual.marginals))
     assert markov.filter_forward(initial, transitions, weights.at[2].set(-jnp.inf)).log_normalizer == -jnp.inf
     assert markov.best_path(initial, transitions, weights.at[2].set(-jnp.inf)).log_probability == -jnp.inf
 

@@ -132,7 +132,7 @@ def test_a_step_is_mirror_descent_in_expectation_parameters(family, temperature)
         q = member(x)
         return here.inner(slope, q.expectation()) + q.kl(here) / rate
 
-    found = scipy.optimize.minimize(
+    actual = scipy.optimize.minimize(
         objective,
         start,
         jac=jax.jit(jax.grad(objective)),
@@ -142,8 +142,8 @@ def test_a_step_is_mirror_descent_in_expectation_parameters(family, temperature)
     )
     rule = blr.Rule(type(here), blr.Exact(), blr.Gradient(), blr.Steps(rate, temperature=temperature))
     state, info = rule.step(loss, rule.init(here))
-    close(state.q.natural(), member(jnp.asarray(found.x)).natural(), 1e-8)
-    assert float(jnp.max(jnp.abs(jax.grad(objective)(found.x)))) < 1e-8  # scipy did its part
+    close(state.q.natural(), member(jnp.asarray(actual.x)).natural(), 1e-8)
+    assert float(jnp.max(jnp.abs(jax.grad(objective)(actual.x)))) < 1e-8  # scipy did its part
     assert not info.guard
 
 

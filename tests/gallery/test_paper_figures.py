@@ -75,10 +75,10 @@ def smoothed(mean, variance, order=0):
 def test_the_plain_solution_is_the_sharp_minimum(wells):
     grid = np.linspace(-6, 6, 120_001)
     lowest = grid[np.argmin(smoothed(grid, 0.0))]
-    found = float(wells.plain.q.mean)
-    assert found == pytest.approx(lowest, abs=1e-4)
-    assert abs(found - SHARP[0]) < SHARP[2]
-    assert smoothed(found, 0.0, 1) == pytest.approx(0, abs=1e-6)
+    actual = float(wells.plain.q.mean)
+    assert actual == pytest.approx(lowest, abs=1e-4)
+    assert abs(actual - SHARP[0]) < SHARP[2]
+    assert smoothed(actual, 0.0, 1) == pytest.approx(0, abs=1e-6)
 
 
 def test_the_bayesian_solution_is_in_the_flat_well(wells):

@@ -46,12 +46,12 @@ def observations(kind):
 @pytest.mark.parametrize("kind", ["bernoulli_logit", "volatility"])  # counts and Student's t: tests/models/test_gp.py
 def test_a_chain_is_the_dense_process_that_it_is(kind):
     """One model, two blocks for it: the same q, and the same bound, by the same rule."""
-    found = []
+    actual = []
     for block in walk(0.2, 0.1, 0.9, 80):
         model = blr.Model({"f": block}, {"y": getattr(factors, kind)("y", {"f": None})})
         rule = blr.cvi(0.5).replace(guard=blr.Backtracking(monotone=True))
-        found.append(blr.fit(rule, model, None, {"y": observations(kind)}, steps=80, tolerance=1e-16))
-    chain, dense = found
+        actual.append(blr.fit(rule, model, None, {"y": observations(kind)}, steps=80, tolerance=1e-16))
+    chain, dense = actual
     assert chain.reason == dense.reason == "converged"
     assert_allclose(chain.q["f"].mean, dense.q["f"].mean, atol=1e-7)
     assert_allclose(chain.q["f"].variance, dense.q["f"].variance, atol=1e-7)
@@ -114,16 +114,16 @@ def test_em_is_expectation_maximisation():
     A, C = 0.5 * jnp.eye(2), model.blocks["loadings"].mean
     noise = 1 / model.blocks["noise"].mode()
     start = blr.StateSpace(A, jnp.eye(2), C, None, 10 * jnp.eye(2))
-    found = kalman.smooth(start, y[0], noise, pairs=True)
-    square = found.covariance + found.mean[:, :, None] * found.mean[:, None, :]
-    crossed = found.pairs + found.mean[1:, :, None] * found.mean[:-1, None, :]
+    actual = kalman.smooth(start, y[0], noise, pairs=True)
+    square = actual.covariance + actual.mean[:, :, None] * actual.mean[:, None, :]
+    crossed = actual.pairs + actual.mean[1:, :, None] * actual.mean[:-1, None, :]
     assert_allclose(first.q["transition"].mean, crossed.sum(0) @ np.linalg.inv(square[:-1].sum(0)), atol=1e-9)
     for m in range(3):
         there = ~np.isnan(y[0, :, m])
-        loadings = np.linalg.solve(square[there].sum(0), (y[0, there, m, None] * found.mean[there]).sum(0))
+        loadings = np.linalg.solve(square[there].sum(0), (y[0, there, m, None] * actual.mean[there]).sum(0))
         assert_allclose(first.q["loadings"].mean[m], loadings, atol=1e-9)
-        doubt = np.einsum("d,tde,e->t", loadings, found.covariance[there], loadings)
-        variance = np.mean((y[0, there, m] - found.mean[there] @ loadings) ** 2 + doubt)
+        posterior_variance = np.einsum("d,tde,e->t", loadings, actual.covariance[there], loadings)
+        variance = np.mean((y[0, there, m] - actual.mean[there] @ loadings) ** 2 + posterior_variance)
         assert_allclose(1 / first.q["noise"].mean[m], variance, atol=1e-9)
     longer = blr.fit(blr.em(), model, None, data, steps=60)
     assert np.all(np.diff(longer.trace["bound"]) > 0)
@@ -182,8 +182,8 @@ def dense_log_likelihood(system, y, noise):
     variances = float(system.covariance[0, 0]) + float(system.noise[0, 0]) * steps
     cov = np.minimum.outer(variances, variances) + np.diag(np.broadcast_to(noise, len(y)))
     there = ~np.isnan(y)
-    cov, seen = cov[np.ix_(there, there)], y[there]
-    far = seen @ np.linalg.solve(cov, seen)
+    cov, observed = cov[np.ix_(there, there)], y[there]
+    far = observed @ np.linalg.solve(cov, observed)
     return -0.5 * (far + np.linalg.slogdet(cov)[1] + there.sum() * np.log(2 * np.pi))
 
 
@@ -191,10 +191,10 @@ def dense_log_likelihood(system, y, noise):
 def test_a_vague_prior_leaves_the_noise_as_it_is(noise):
     y = np.array([0.3, -0.2, np.nan, 0.8, 1.1])
     system = blr.StateSpace([[1.0]], [[0.1]], [1.0], covariance=[[1e6]])
-    found = kalman.log_likelihood(system, y, noise)
-    assert_allclose(found, dense_log_likelihood(system, y, noise), rtol=1e-8)
+    actual = kalman.log_likelihood(system, y, noise)
+    assert_allclose(actual, dense_log_likelihood(system, y, noise), rtol=1e-8)
     single = jax.tree.map(lambda x: x.astype(jnp.float32), system)
-    assert_allclose(kalman.log_likelihood(single, y.astype(np.float32), np.float32(noise)), found, rtol=1e-4)
+    assert_allclose(kalman.log_likelihood(single, y.astype(np.float32), np.float32(noise)), actual, rtol=1e-4)
 
 
 @pytest.mark.extended
@@ -290,7 +290,7 @@ def test_an_unstable_system_that_is_observed():
     space = blr.StateSpace([[2.0]], [[1.0]], [1.0])
     _, y = kalman.simulate(jax.random.key(0), space, 1.0, 200)
     for parallel in (False, True):
-        found = kalman.smooth(space, y, 1.0, parallel=parallel)
-        assert np.all(np.isfinite(found.mean))
-        assert np.all(found.covariance > 0)
-        assert_allclose(found.covariance[100, 0, 0], found.covariance[101, 0, 0], rtol=1e-9)
+        actual = kalman.smooth(space, y, 1.0, parallel=parallel)
+        assert np.all(np.isfinite(actual.mean))
+        assert np.all(actual.covariance > 0)
+        assert_allclose(actual.covariance[100, 0, 0], actual.covariance[101, 0, 0], rtol=1e-9)

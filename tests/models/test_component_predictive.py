@@ -25,9 +25,9 @@ def entries(made):
 
 
 def test_gaussian_components_are_student_t():
-    found = predictive(FULL).log_prob(ROWS)[:, 0]
+    actual = predictive(FULL).log_prob(ROWS)[:, 0]
     expected = stats.multivariate_t([1.0, 2.0], np.linalg.inv(SCALE) * 1.5 / 5, df=5).logpdf(ROWS)
-    assert_allclose(found, expected, rtol=1e-12)
+    assert_allclose(actual, expected, rtol=1e-12)
     a, b, k, m = (np.asarray(getattr(DIAGONAL, name))[0] for name in ("shape", "rate", "count", "mean"))
     by_entry = entries(lambda d: stats.t(2 * a[d], m[d], np.sqrt(b[d] * (k[d] + 1) / (a[d] * k[d]))))
     assert_allclose(predictive(DIAGONAL).log_prob(ROWS)[:, 0], by_entry, rtol=1e-12)
@@ -54,18 +54,18 @@ def test_counts_and_categories():
 
 @pytest.mark.parametrize("block", [FULL, DIAGONAL, COUNTS, Peak(FULL), Peak(DIAGONAL), Peak(COUNTS)])
 def test_moments_are_those_of_draws(block):
-    found, size = predictive(block), 100_000
-    drawn = found.sample(np.random.RandomState(0), np.zeros(size, int))
-    assert_allclose(drawn.mean(0), found.mean[0], atol=5 * np.sqrt(found.variance[0].max() / size))
-    assert_allclose(drawn.var(0), found.variance[0], rtol=0.1)
+    actual, size = predictive(block), 100_000
+    drawn = actual.sample(np.random.RandomState(0), np.zeros(size, int))
+    assert_allclose(drawn.mean(0), actual.mean[0], atol=5 * np.sqrt(actual.variance[0].max() / size))
+    assert_allclose(drawn.var(0), actual.variance[0], rtol=0.1)
 
 
 def test_what_is_missing_counts_for_nothing():
     holes = np.array([[np.nan, 1.0], [np.nan, np.nan]])
     assert_allclose(predictive(FULL).log_prob(holes), 0)
-    found = predictive(DIAGONAL).log_prob(holes)[:, 0]
-    assert_allclose(found[0], stats.t(6, 2.0, np.sqrt(4 * 4 / (3 * 3))).logpdf(1.0))
-    assert found[1] == 0
+    actual = predictive(DIAGONAL).log_prob(holes)[:, 0]
+    assert_allclose(actual[0], stats.t(6, 2.0, np.sqrt(4 * 4 / (3 * 3))).logpdf(1.0))
+    assert actual[1] == 0
     with pytest.raises(ValueError, match="Wishart block is not known"):
         predictive(Wishart(6.0, SCALE))
 

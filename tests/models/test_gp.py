@@ -34,12 +34,15 @@ def log_evidence(kernel, x, y, noise=NOISE):
 
 def test_missing_rows_are_rows_that_are_not_there():
     y = np.where(np.arange(SIZE) % 3 == 0, np.nan, Y)
-    seen = np.isfinite(y)
-    some, less = exactly(gp.regression(RBF(), X, NOISE), y), exactly(gp.regression(RBF(), X[seen], NOISE), Y[seen])
+    observed = np.isfinite(y)
+    some, less = (
+        exactly(gp.regression(RBF(), X, NOISE), y),
+        exactly(gp.regression(RBF(), X[observed], NOISE), Y[observed]),
+    )
     assert_allclose(some.bound, less.bound, rtol=1e-10)
-    assert_allclose(some.bound, log_evidence(RBF(), X[seen], Y[seen]), rtol=1e-10)
-    assert_allclose(some.q["f"].mean[seen], less.q["f"].mean, atol=1e-10)
-    for one, other in zip(*(gp.predict(r.q, RBF(), x, NEW) for r, x in ((some, X), (less, X[seen]))), strict=True):
+    assert_allclose(some.bound, log_evidence(RBF(), X[observed], Y[observed]), rtol=1e-10)
+    assert_allclose(some.q["f"].mean[observed], less.q["f"].mean, atol=1e-10)
+    for one, other in zip(*(gp.predict(r.q, RBF(), x, NEW) for r, x in ((some, X), (less, X[observed]))), strict=True):
         assert_allclose(one, other, atol=1e-10)
 
 
@@ -61,8 +64,8 @@ def test_the_chain_is_the_dense_process(name):
     assert_allclose(chain.bound, dense.bound, rtol=1e-9)
     assert_allclose(chain.q["f"].mean, dense.q["f"].mean, atol=1e-9)
     assert_allclose(chain.q["f"].variance, dense.q["f"].variance, atol=1e-9)
-    found = [gp.predict(result.q, kernel, X, NEW, mean=0.3) for result in (dense, chain)]
-    for one, other in zip(*found, strict=True):
+    actual = [gp.predict(result.q, kernel, X, NEW, mean=0.3) for result in (dense, chain)]
+    for one, other in zip(*actual, strict=True):
         assert_allclose(one, other, atol=1e-9)
     for model in models:  # nothing observed is the prior
         none = exactly(model, np.full(SIZE, np.nan))
@@ -117,8 +120,8 @@ def test_one_sparse_step_gives_the_collapsed_bound():
     assert_allclose(whole.bound, log_evidence(Matern32(), X, Y), rtol=1e-8)
     dense = exactly(gp.regression(Matern32(), X, NOISE), Y)
     for full in (False, True):
-        found = [gp.predict(result.q, Matern32(), X, NEW, full=full) for result in (whole, dense)]
-        for one, other in zip(*found, strict=True):
+        actual = [gp.predict(result.q, Matern32(), X, NEW, full=full) for result in (whole, dense)]
+        for one, other in zip(*actual, strict=True):
             assert_allclose(one, other, atol=1e-6)
 
 
@@ -153,19 +156,19 @@ def test_hyper_parameters_by_an_optimiser_between_steps():
     """Adam on the bound, after one natural-gradient step each, ends where the evidence itself is flat."""
     build = lambda h: gp.regression(RBF(h["variance"], h["scale"]), X, h["noise"])
     start = {"variance": 1.0, "scale": 0.4, "noise": 0.5}
-    found = blr.tuned(blr.conjugate(), build, start, None, {"y": Y}, optimizer=optax.adam(0.1), steps=200)
+    actual = blr.tuned(blr.conjugate(), build, start, None, {"y": Y}, optimizer=optax.adam(0.1), steps=200)
 
     def evidence(logs):
         h = {name: jnp.exp(value) for name, value in logs.items()}
         noisy = RBF(h["variance"], h["scale"])(X) + h["noise"] * jnp.eye(SIZE)
         return -0.5 * (Y @ jnp.linalg.solve(noisy, Y) + jnp.linalg.slogdet(2 * jnp.pi * noisy)[1])
 
-    logs = {name: jnp.log(value) for name, value in found.hyper.items()}
+    logs = {name: jnp.log(value) for name, value in actual.hyper.items()}
     slopes = jax.grad(evidence)(logs)
     assert max(abs(float(slope)) for slope in slopes.values()) < 1e-2
-    assert_allclose(found.bounds[-1], evidence(logs), rtol=1e-6)
-    assert_allclose(found.q["f"].prior, build(found.hyper).blocks["f"].prior, rtol=1e-12)
-    assert found.bounds[-1] > found.bounds[0] + 1
+    assert_allclose(actual.bounds[-1], evidence(logs), rtol=1e-6)
+    assert_allclose(actual.q["f"].prior, build(actual.hyper).blocks["f"].prior, rtol=1e-12)
+    assert actual.bounds[-1] > actual.bounds[0] + 1
 
 
 def test_hyper_parameters_of_a_sparse_process_by_mini_batches():
@@ -173,9 +176,9 @@ def test_hyper_parameters_of_a_sparse_process_by_mini_batches():
     build = lambda h: sparse(Matern32(h["variance"], h["scale"]), places, factors.poisson_exp("y", {"f": None}))
     start = {"variance": 0.1, "scale": 5.0}
     how = {"optimizer": optax.adam(0.05), "steps": 150, "batch_size": 20, "key": jax.random.key(0)}
-    found = blr.tuned(blr.cvi(0.3), build, start, None, data, **how)
+    actual = blr.tuned(blr.cvi(0.3), build, start, None, data, **how)
     before, after = (
-        blr.fit(blr.cvi(1.0), build(h), None, data, steps=50, tolerance=1e-6).bound for h in (start, found.hyper)
+        blr.fit(blr.cvi(1.0), build(h), None, data, steps=50, tolerance=1e-6).bound for h in (start, actual.hyper)
     )
     assert after > before + 2
     with pytest.raises(ValueError, match="pass key="):

@@ -94,9 +94,9 @@ def test_a_missing_entry_is_integrated_out():
     q = fitted(EM, model, y).q
     mean, precision = (q["states"].mean[name][:, 0] for name in ("mean", "precision"))
     expected = 0.5 * (jnp.log(precision / (2 * jnp.pi)) - precision * (y[0, 3, 0] - mean) ** 2)
-    found = hmm.hidden(model, q, y).log_likelihoods[0]
-    assert_allclose(found[3], expected, rtol=1e-12)
-    assert_array_equal(found[5], 0)
+    actual = hmm.hidden(model, q, y).log_likelihoods[0]
+    assert_allclose(actual[3], expected, rtol=1e-12)
+    assert_array_equal(actual[5], 0)
     with pytest.raises(ValueError, match="takes each row of 'y' whole, and some rows are missing in part"):
         fitted(EM, hmm.gaussian_hmm(y, 2), y)
 
@@ -163,10 +163,10 @@ def test_a_known_chain_stays():
     components = factors.poisson("y", rate="rate")
     model = blr.Model({"rate": blr.Gamma(jnp.array([3.0, 4.0]), 1.0)}, {"y": factors.hidden_markov(*known, components)})
     result = fitted(EM, model, y, check=True)
-    found = hmm.hidden(model, result.q, y)
-    assert_array_equal(found.transitions, known[1])
-    assert np.all(np.diff(hmm.viterbi(*found)[0], axis=1) >= 0)
-    assert_allclose(jnp.sum(hmm.log_likelihood(*found)), result.bound, rtol=1e-10)
+    actual = hmm.hidden(model, result.q, y)
+    assert_array_equal(actual.transitions, known[1])
+    assert np.all(np.diff(hmm.viterbi(*actual)[0], axis=1) >= 0)
+    assert_allclose(jnp.sum(hmm.log_likelihood(*actual)), result.bound, rtol=1e-10)
 
 
 def test_a_rate_of_zero_is_hmmlearn_s():

@@ -124,8 +124,8 @@ def test_peak_ratio_is_the_benchmark_s_count(landscape, accuracy):
     scale = np.sqrt(2 * accuracy / np.linalg.eigvalsh(hessians)[:, :1])
     points = (landscape.minima + 1.5 * scale * rng.standard_normal(shape)).reshape(-1, landscape.low.size)
     for some in np.array_split(rng.permutation(points), 2):
-        found = seeds(landscape, some, accuracy)
-        assert landscape.peak_ratio(some, accuracy) == pytest.approx(found / len(landscape.minima), abs=1e-15)
+        actual = seeds(landscape, some, accuracy)
+        assert landscape.peak_ratio(some, accuracy) == pytest.approx(actual / len(landscape.minima), abs=1e-15)
 
 
 def test_peak_ratio_wants_both_the_value_and_the_place():

@@ -147,10 +147,10 @@ def test_topics_are_found_again():
     model, data = latent_dirichlet(15, 3), documents(scipy.sparse.csr_matrix(counts))
     rule = blr.svi(1.0, local_steps=100, tolerance=1e-6, together=16)
     result = blr.fit(rule, model, None, data, steps=60)
-    found = np.asarray(result.q["topics"].mean)
-    order = [int(np.argmin(np.abs(found - topic).sum(1))) for topic in topics]
+    actual = np.asarray(result.q["topics"].mean)
+    order = [int(np.argmin(np.abs(actual - topic).sum(1))) for topic in topics]
     assert sorted(order) == [0, 1, 2]
-    assert np.max(np.abs(found[order] - topics)) < 0.05
+    assert np.max(np.abs(actual[order] - topics)) < 0.05
     assert np.mean(np.abs(np.asarray(result.q["shares"].mean)[:, order] - mixed)) < 0.06
     again = shares(model, result.q, counts[:5], tolerance=1e-6)
     assert_allclose(again, result.q["shares"].mean[:5], atol=1e-3)

@@ -37,9 +37,9 @@ def correlations(streams):
     worst = 0.0
     for rows in (streams, streams**2):
         rows = (rows - rows.mean(1, keepdims=True)) / rows.std(1, keepdims=True)
-        found = np.array(rows @ rows.T) / np.sqrt(rows.shape[1])
-        np.fill_diagonal(found, 0)
-        worst = max(worst, np.abs(found).max())
+        actual = np.array(rows @ rows.T) / np.sqrt(rows.shape[1])
+        np.fill_diagonal(actual, 0)
+        worst = max(worst, np.abs(actual).max())
     return worst
 
 
@@ -53,28 +53,28 @@ def words_to_try():
 
 def test_quantile_is_accurate_and_symmetric_for_every_kind_of_word():
     words = words_to_try()
-    found = np.asarray(jax.jit(noise._quantile)(jnp.asarray(words)), np.float64)
+    actual = np.asarray(jax.jit(noise._quantile)(jnp.asarray(words)), np.float64)
     signed = words.view(np.int32).astype(np.float64) + 0.5
     tail = (2.0**31 - np.abs(signed)) * 2.0**-32
     exact = np.sign(signed) * np.where(tail < 0.1, -ndtri(tail), np.sqrt(2) * erfinv(np.abs(signed) * 2.0**-31))
-    np.testing.assert_allclose(found, exact, rtol=6e-7)
-    assert 6.3 < found.max() < 6.4
-    assert np.abs(found).min() > 0
+    np.testing.assert_allclose(actual, exact, rtol=6e-7)
+    assert 6.3 < actual.max() < 6.4
+    assert np.abs(actual).min() > 0
     mirrored = np.asarray(jax.jit(noise._quantile)(jnp.asarray(~words)), np.float64)
-    np.testing.assert_array_equal(mirrored, -found)
+    np.testing.assert_array_equal(mirrored, -actual)
 
 
 def test_wide_quantile_is_accurate_and_symmetric():
     first, second = words_to_try(), words_to_try()[::-1].copy()
     first, second = np.append(first, np.uint32(2**31 - 1)), np.append(second, np.uint32(0))
-    found = np.asarray(jax.jit(noise._wide_quantile)(jnp.asarray(first), jnp.asarray(second)))
+    actual = np.asarray(jax.jit(noise._wide_quantile)(jnp.asarray(first), jnp.asarray(second)))
     signed = first.view(np.int32)
     rest = np.where(signed < 0, ~signed, signed) ^ 0x7FFFFFFF
     tail = (rest.astype(np.float64) * 2.0**32 + second + 0.5) * 2.0**-64
-    np.testing.assert_allclose(found, np.where(signed < 0, 1, -1) * ndtri(tail), rtol=1e-13, atol=1e-15)
-    assert 9.0 < found.max() < 9.2
+    np.testing.assert_allclose(actual, np.where(signed < 0, 1, -1) * ndtri(tail), rtol=1e-13, atol=1e-15)
+    assert 9.0 < actual.max() < 9.2
     mirrored = np.asarray(jax.jit(noise._wide_quantile)(jnp.asarray(~first), jnp.asarray(second)))
-    np.testing.assert_array_equal(mirrored, -found)
+    np.testing.assert_array_equal(mirrored, -actual)
 
 
 # ---- One stream: moments, tails, bins, serial tests ----
@@ -89,10 +89,10 @@ def test_moments(dtype, seed):
         x = normal(key, (size,), dtype).astype(jnp.float64)
         return jnp.stack([jnp.mean(x**power) for power in range(1, 9)])
 
-    for power, found in enumerate(np.asarray(moments(jax.random.key(seed))), 1):
+    for power, actual in enumerate(np.asarray(moments(jax.random.key(seed))), 1):
         exact = 0.0 if power % 2 else factorial2(power - 1)
         error = np.sqrt((factorial2(2 * power - 1) - exact**2) / size)
-        assert abs(found - exact) < 5 * error, f"moment {power}: {found}, {exact} ± {error}"
+        assert abs(actual - exact) < 5 * error, f"moment {power}: {actual}, {exact} ± {error}"
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
@@ -109,8 +109,8 @@ def test_tails(dtype):
         return lax.map(some, jnp.arange(chunks, dtype=jnp.uint32)).sum(0)
 
     total = chunk * chunks
-    found = np.asarray(counts(KEY)).reshape(-1, 2)
-    for limit, row in zip(limits, found, strict=True):
+    actual = np.asarray(counts(KEY)).reshape(-1, 2)
+    for limit, row in zip(limits, actual, strict=True):
         p = stats.norm.sf(limit)
         for count in row:  # exact binomial limits: the counts beyond 5 sd are small
             assert stats.binom.cdf(count, total, p) > 1e-7, (limit, row, total * p)
@@ -170,8 +170,8 @@ def _flips(function, count, start, turn):
 def avalanche(function, size=2**20):
     """Largest |z|, over bits of the counter and bits of the result, of how often the one flips the other."""
     start, turn = np.uint32(0x9E3779B9), np.uint32(0x85EBCA6B)
-    found = np.asarray(_flips(function, jnp.arange(size, dtype=jnp.uint32), start, turn), np.float64)
-    return np.abs(found / size - 0.5).max() * 2 * np.sqrt(size)
+    actual = np.asarray(_flips(function, jnp.arange(size, dtype=jnp.uint32), start, turn), np.float64)
+    return np.abs(actual / size - 0.5).max() * 2 * np.sqrt(size)
 
 
 def overlap(function, size=2**17):
@@ -249,8 +249,8 @@ def permutation(count, start, turn):
         (permutation, ["birthdays"]),
     ],
 )
-def test_tests_see_weak_hashes(weak, seen):
-    for measure in seen:
+def test_tests_see_weak_hashes(weak, observed):
+    for measure in observed:
         function, limit = MEASURES[measure]
         assert function(weak) > 1.2 * limit, measure
 
@@ -294,9 +294,9 @@ def test_every_kind_of_key(impl):
 
 
 def test_pieces_equal_the_whole_and_counters_do_not_repeat():
-    whole = np.asarray(normal(KEY, (4096,)))
-    np.testing.assert_array_equal(normal(KEY, (96,), offset=4000), whole[4000:])
-    np.testing.assert_array_equal(normal(KEY, (64, 64)), whole.reshape(64, 64))
+    full = np.asarray(normal(KEY, (4096,)))
+    np.testing.assert_array_equal(normal(KEY, (96,), offset=4000), full[4000:])
+    np.testing.assert_array_equal(normal(KEY, (64, 64)), full.reshape(64, 64))
     far = [np.asarray(normal(KEY, (20_000,), offset=offset)) for offset in (0, 2**31, 2**32, 2**33, 2**40, 2**63)]
     assert correlations(np.stack(far).astype(np.float64)) < 6
     across = normal(KEY, (20,), offset=2**32 - 10)

@@ -26,14 +26,14 @@ def test_an_average_over_the_points_is_the_expectation(name):
 
     expected = case.expected(q)
     if not case.points.random:
-        found, total = jax.jit(average)(None)
-        np.testing.assert_allclose(found, expected, rtol=1e-8)
+        actual, total = jax.jit(average)(None)
+        np.testing.assert_allclose(actual, expected, rtol=1e-8)
         np.testing.assert_allclose(total, 1.0, rtol=1e-12)
         return
-    found, total = jax.jit(jax.vmap(average))(jax.random.split(jax.random.key(0), REPETITIONS))
+    actual, total = jax.jit(jax.vmap(average))(jax.random.split(jax.random.key(0), REPETITIONS))
     np.testing.assert_allclose(total, 1.0, rtol=1e-12)
-    assert np.std(found) > 0
-    assert abs(np.mean(found) - expected) < 4 * np.std(found) / np.sqrt(REPETITIONS)
+    assert np.std(actual) > 0
+    assert abs(np.mean(actual) - expected) < 4 * np.std(actual) / np.sqrt(REPETITIONS)
 
 
 @pytest.mark.parametrize("name", [name for name, case in POINTS.items() if case.points.random])

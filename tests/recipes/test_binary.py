@@ -42,19 +42,21 @@ def test_straight_through_is_binary_connect():
         return state, state.q.natural()
 
     expected = jax.lax.scan(theirs, (LATENT, sgd.init(LATENT)), BATCHES)[1]
-    found = jax.lax.scan(ours, rule.init(LATENT, OBJECTIVE), BATCHES)[1]
+    actual = jax.lax.scan(ours, rule.init(LATENT, OBJECTIVE), BATCHES)[1]
     for name in LATENT:
-        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-12)
-    assert np.any(np.sign(found["w"][-1]) != np.sign(LATENT["w"])), "some signs flipped"
+        np.testing.assert_allclose(actual[name], expected[name], rtol=0, atol=1e-12)
+    assert np.any(np.sign(actual["w"][-1]) != np.sign(LATENT["w"])), "some signs flipped"
 
 
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
 def test_noise_free_relaxation_of_one_is_the_mean(dtype):
     """s ≡ 1 and the point is μ = tanh λ, also where 1 − tanh² has long since rounded to zero."""
     q = blr.Bernoulli({"w": jnp.array([-40.0, -8.0, -0.3, 0.0, 1e-4, 2.0, 15.0, 80.0], dtype)})
-    spots = blr.Relaxed(1.0, noise=False).at(q, None)
-    np.testing.assert_array_equal(spots.factors["w"][0], np.ones(8))
-    np.testing.assert_allclose(spots.theta["w"][0], q.expectation()["w"], rtol=1e-15 if dtype == jnp.float64 else 1e-6)
+    point_set = blr.Relaxed(1.0, noise=False).at(q, None)
+    np.testing.assert_array_equal(point_set.factors["w"][0], np.ones(8))
+    np.testing.assert_allclose(
+        point_set.theta["w"][0], q.expectation()["w"], rtol=1e-15 if dtype == jnp.float64 else 1e-6
+    )
 
 
 @pytest.mark.parametrize("relaxation", [0.2, 1.0, 3.0])
@@ -64,8 +66,8 @@ def test_scale_is_the_derivative_in_mu(relaxation):
     points = blr.Relaxed(relaxation, samples=3)
     theta = lambda mu: points.at(blr.Bernoulli.from_expectation(mu), jax.random.clone(key)).theta
     jacobian = jax.jit(jax.jacobian(theta))(jnp.tanh(natural))
-    found = jax.jit(lambda natural: points.at(blr.Bernoulli(natural), jax.random.clone(key)).factors)(natural)
-    np.testing.assert_allclose(found, np.diagonal(jacobian, axis1=1, axis2=2), rtol=1e-9, atol=1e-13)
+    actual = jax.jit(lambda natural: points.at(blr.Bernoulli(natural), jax.random.clone(key)).factors)(natural)
+    np.testing.assert_allclose(actual, np.diagonal(jacobian, axis1=1, axis2=2), rtol=1e-9, atol=1e-13)
 
 
 def test_published_smoothing_makes_the_scale_a_constant():

@@ -58,10 +58,10 @@ def run(rule, steps=5):
 @pytest.mark.parametrize("name", GAUSSIANS)
 def test_keeping_everything_is_the_algorithm_itself(name):
     rule = GAUSSIANS[name]
-    expected, seen = run(rule)
-    found, also = run(dropped(rule, 1.0))
-    np.testing.assert_allclose(also, seen, rtol=1e-12)
-    for mine, theirs in zip(jax.tree.leaves(found.q.slab), jax.tree.leaves(expected.q), strict=True):
+    expected, observed = run(rule)
+    actual, also = run(dropped(rule, 1.0))
+    np.testing.assert_allclose(also, observed, rtol=1e-12)
+    for mine, theirs in zip(jax.tree.leaves(actual.q.slab), jax.tree.leaves(expected.q), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-13)
 
 
@@ -98,17 +98,17 @@ def test_weighted_by_z_over_keep_the_masks_are_unbiased(name):
     rule = dropped(GAUSSIANS[name], KEEP)
     q = rule.init(PARAMS, OBJECTIVE).q
     masks, weights = every_mask(q)
-    found = jax.jit(lambda q: rule.curvature.measure(OBJECTIVE, q, EveryMask(), DATA, None, None))(q)
+    actual = jax.jit(lambda q: rule.curvature.measure(OBJECTIVE, q, EveryMask(), DATA, None, None))(q)
 
     def expected_loss(mean):
         at = lambda z: OBJECTIVE.data(jax.tree.map(jnp.multiply, z, mean), DATA)[0]
         return jnp.sum(weights * jax.vmap(at)(masks))
 
     value, slope = jax.jit(jax.value_and_grad(expected_loss))(PARAMS)
-    np.testing.assert_allclose(found.value, value, rtol=1e-12)
+    np.testing.assert_allclose(actual.value, value, rtol=1e-12)
     keep = {"first": {"w": 0.8, "b": 1.0}, "second": 0.6}
     slope = jax.tree.map(lambda g, k: np.asarray(g) / k, slope, keep)
-    for mine, theirs in zip(jax.tree.leaves(found.gradient), jax.tree.leaves(slope), strict=True):
+    for mine, theirs in zip(jax.tree.leaves(actual.gradient), jax.tree.leaves(slope), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-13)
     if name == "newton":
         flat, unravel = jax.flatten_util.ravel_pytree(PARAMS)
@@ -117,15 +117,15 @@ def test_weighted_by_z_over_keep_the_masks_are_unbiased(name):
         units = np.array([0, 1, 2, 2, 3, 3, 4, 4, 5, 6])  # biases and weights, in the order of the ravelled tree
         same = units[:, None] == units[None, :]
         divided = hessian / np.where(same, full[:, None], full[:, None] * full[None, :])
-        np.testing.assert_allclose(found.curvature, divided, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(actual.curvature, divided, rtol=1e-9, atol=1e-12)
 
 
 def test_drawn_masks_average_to_the_enumeration():
     rule = blr.dropout(0.1, KEEP, samples=4000)
     q = rule.init(PARAMS, OBJECTIVE).q
-    spots = jax.jit(lambda q, key: rule.points.at(q, key))(q, jax.random.key(0))
+    point_set = jax.jit(lambda q, key: rule.points.at(q, key))(q, jax.random.key(0))
     for name, keep in (("first", 0.8), ("second", 0.6)):
-        z = np.asarray(spots.factors[0]["first"]["w"] if name == "first" else spots.factors[0]["second"]) * keep
+        z = np.asarray(point_set.factors[0]["first"]["w"] if name == "first" else point_set.factors[0]["second"]) * keep
         assert set(np.unique(np.round(z, 12))) <= {0.0, 1.0}
         error = np.sqrt(keep * (1 - keep) / 4000)
         assert np.all(np.abs(z.mean(axis=0) - keep) < 4 * error)
@@ -189,8 +189,8 @@ def test_gradient_in_keep_is_that_of_the_relaxation(relaxation):
     rule = blr.dropout(0.1, 0.6, keep_rate=0.1, samples=5000, relaxation=relaxation)
     q = rule.init({"w": jnp.asarray(WEIGHTS)[:, None]}, LEAST_SQUARES).q
     slope = jax.jit(lambda key: measure(rule, LEAST_SQUARES, q, X, None, key).gradient["keep"]["w"])
-    found = np.array([slope(key) for key in jax.random.split(jax.random.key(0), 40)])
-    assert abs(found.mean() - relaxed_slope(0.6, relaxation)) < 4 * found.std(ddof=1) / np.sqrt(40)
+    actual = np.array([slope(key) for key in jax.random.split(jax.random.key(0), 40)])
+    assert abs(actual.mean() - relaxed_slope(0.6, relaxation)) < 4 * actual.std(ddof=1) / np.sqrt(40)
 
 
 def test_the_relaxation_s_bias_vanishes_with_it():

@@ -39,10 +39,10 @@ def test_em_takes_scikit_learn_s_iterates():
     state, step = rule.init(None, model), jax.jit(rule.step)
     for count in range(1, 9):
         state, _ = step(model, state, {"y": ROWS})
-        theirs, found = sklearn_mixture(count), state.q["components"].mean
+        theirs, actual = sklearn_mixture(count), state.q["components"].mean
         assert_allclose(state.q["weights"].mean, theirs.weights_, rtol=1e-10)
-        assert_allclose(found["mean"], theirs.means_, rtol=1e-10)
-        assert_allclose(np.linalg.inv(found["precision"]), theirs.covariances_, rtol=1e-8, atol=1e-10)
+        assert_allclose(actual["mean"], theirs.means_, rtol=1e-10)
+        assert_allclose(np.linalg.inv(actual["precision"]), theirs.covariances_, rtol=1e-8, atol=1e-10)
         assert_allclose(rule.bound(model, state.q, {"y": ROWS}), theirs.score(ROWS) * 150, rtol=1e-10)
 
 

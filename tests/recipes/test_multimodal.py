@@ -51,10 +51,10 @@ def test_one_component_is_the_plain_rule(case):
     for count in range(4):
         key = jax.random.key(count)
         state, info = plain(state, batch, key)
-        stack, seen = mixture(stack, batch, key)
+        stack, observed = mixture(stack, batch, key)
     for one, many in zip(jax.tree.leaves(state.q), jax.tree.leaves(stack.q.components), strict=True):
         np.testing.assert_allclose(many[0], one, rtol=1e-13, atol=1e-13)
-    np.testing.assert_allclose(seen.objective, info.objective, rtol=1e-13)
+    np.testing.assert_allclose(observed.objective, info.objective, rtol=1e-13)
 
 
 def test_components_far_apart_take_newton_s_steps():
@@ -167,21 +167,21 @@ def test_all_global_minima_are_found(case):
     for seed in range(3):
         result = search(function, bounds=bounds, seed=seed, data=data)
         assert int(result.state.search.measures) * (bounds[0].size + 4) < landscape.budget
-        found = result.minima()
-        positions = np.stack([minimum.position for minimum in found])
+        actual = result.minima()
+        positions = np.stack([minimum.position for minimum in actual])
         assert landscape.peak_ratio(positions) == 1
         distance = np.linalg.norm(positions[:, None] - landscape.minima[None], axis=2)
         assert np.max(np.min(distance, axis=0)) < 1e-6
-        assert abs(sum(minimum.weight for minimum in found) - 1) < 1e-12
-        assert [m.value for m in found] == sorted(m.value for m in found)
+        assert abs(sum(minimum.weight for minimum in actual) - 1) < 1e-12
+        assert [m.value for m in actual] == sorted(m.value for m in actual)
 
 
 def test_minima_close_together_are_told_apart():
     """Two wells that are a two-thousandth of the box apart."""
     bounds = jnp.array([-2000.0]), jnp.array([2000.0])
-    found = search(ON_THE_LINE, bounds=bounds, data=jnp.array([2])).minima()
-    assert [round(float(m.position[0]), 3) for m in found] == [-1.012, 0.987]
-    assert all(m.weight > 0.2 for m in found)
+    actual = search(ON_THE_LINE, bounds=bounds, data=jnp.array([2])).minima()
+    assert [round(float(m.position[0]), 3) for m in actual] == [-1.012, 0.987]
+    assert all(m.weight > 0.2 for m in actual)
 
 
 def test_a_search_is_the_same_in_other_units():
@@ -194,10 +194,10 @@ def test_a_search_is_the_same_in_other_units():
 
 def test_what_a_minimum_is():
     """Value, Hessian and position are those of the loss there; each of Himmelblau's four comes once."""
-    found = search(himmelblau).minima()
-    assert len(found) == 4
+    actual = search(himmelblau).minima()
+    assert len(actual) == 4
     there = jax.jit(lambda t: (himmelblau(t), jax.hessian(himmelblau)(t)))
-    for minimum in found:
+    for minimum in actual:
         value, hessian = there(jnp.asarray(minimum.position))
         np.testing.assert_allclose(minimum.value, value, atol=1e-10)
         np.testing.assert_allclose(minimum.hessian, hessian, rtol=1e-9)
@@ -212,9 +212,9 @@ def test_weights_are_the_basins_shares():
         return jnp.where(x < 0, (x + 0.5) ** 2 * 9, (x - 1.5) ** 2)  # both 2.25 at 0
 
     bounds = {"x": jnp.array(-1.0)}, {"x": jnp.array(3.0)}
-    found = search(wells, bounds=bounds, steps=100).minima()
-    assert [round(float(m.position["x"]), 6) for m in sorted(found, key=lambda m: m.position["x"])] == [-0.5, 1.5]
-    left = next(m for m in found if m.position["x"] < 0)
+    actual = search(wells, bounds=bounds, steps=100).minima()
+    assert [round(float(m.position["x"]), 6) for m in sorted(actual, key=lambda m: m.position["x"])] == [-0.5, 1.5]
+    left = next(m for m in actual if m.position["x"] < 0)
     assert abs(left.weight - 0.25) < 0.05
 
 
@@ -226,11 +226,11 @@ def test_a_search_with_data_and_a_prior():
     objective = blr.Objective(lambda w, y: 5 * jnp.sum(w**2 - y) ** 2, size=3, prior=prior)
     rule = blr.multimodal(0.8, components=4, bounds=(jnp.array([-2.0]), jnp.array([2.0])))
     result = blr.fit(rule, objective, None, examples, steps=40, key=jax.random.key(0))
-    found = result.minima()
+    actual = result.minima()
     whole = jax.jit(jax.value_and_grad(lambda w: jnp.sum(5 * (w[0] ** 2 - examples) ** 2) - prior.log_prob(w)))
-    assert len(found) == 2
-    assert found[0].position[0] > 0
-    for minimum in found:
+    assert len(actual) == 2
+    assert actual[0].position[0] > 0
+    for minimum in actual:
         value, slope = whole(jnp.asarray(minimum.position))
         np.testing.assert_allclose(minimum.value, value, rtol=1e-12)
         np.testing.assert_allclose(slope, 0.0, atol=1e-9)
@@ -256,9 +256,9 @@ def test_where_the_loss_is_not_a_number_a_search_goes_on():
     """log x has no value left of 0: starts there are given up, even if they are all there are."""
     bounds = jnp.array([-2.0]), jnp.array([3.0])
     for seed in range(4):
-        found = search(half_a_loss, bounds=bounds, components=1, seed=seed)
-        assert found.reason == "steps"
-        assert [round(float(m.position[0]), 6) for m in found.minima()] == [1.0]
+        actual = search(half_a_loss, bounds=bounds, components=1, seed=seed)
+        assert actual.reason == "steps"
+        assert [round(float(m.position[0]), 6) for m in actual.minima()] == [1.0]
 
 
 def test_where_there_is_no_number_at_all_a_search_ends():

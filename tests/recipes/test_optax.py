@@ -83,8 +83,8 @@ def test_same_trajectory(name):
     rule, transformation = PAIRS[name]
     both = jax.jit(lambda decay: (ours(rule, decay), theirs(transformation, decay)))
     for decay in (0.0, 0.01):
-        found, expected = both(decay)
-        for ours_leaf, theirs_leaf in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        actual, expected = both(decay)
+        for ours_leaf, theirs_leaf in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
             assert np.max(np.abs(np.asarray(ours_leaf) - theirs_leaf)) < 1e-12
         assert np.abs(expected["out"][0][-1] - np.asarray(PARAMS["out"][0])).max() > 0.05, "it moved at all"
 
@@ -94,8 +94,8 @@ def test_same_trajectory(name):
 def test_same_trajectory_in_float32(name):
     """Rounding differs, and grows over 200 steps, but no more than that."""
     rule, transformation = PAIRS[name]
-    found, expected = jax.jit(lambda: (ours(rule, 0.01, jnp.float32), theirs(transformation, 0.01, jnp.float32)))()
-    for ours_leaf, theirs_leaf in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+    actual, expected = jax.jit(lambda: (ours(rule, 0.01, jnp.float32), theirs(transformation, 0.01, jnp.float32)))()
+    for ours_leaf, theirs_leaf in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert ours_leaf.dtype == theirs_leaf.dtype == jnp.float32
         np.testing.assert_allclose(ours_leaf, theirs_leaf, rtol=0, atol=2e-4)
 

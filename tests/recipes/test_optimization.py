@@ -96,9 +96,9 @@ def test_newton_finds_the_minimum_that_scipy_finds(name):
     )
     result = blr.fit(blr.newton(), function, start, steps=500, tolerance=1e-16)
     assert result.reason in ("converged", "steps")
-    found = float(function(result.q.mean))
-    assert abs(found - theirs.fun) < 1e-8
-    assert abs(found - value) < 1e-7
+    actual = float(function(result.q.mean))
+    assert abs(actual - theirs.fun) < 1e-8
+    assert abs(actual - value) < 1e-7
     if position is not None:
         assert result.reason == "converged"
         np.testing.assert_allclose(result.q.mean, theirs.x, atol=1e-5)
@@ -140,9 +140,9 @@ def test_von_meets_quadrature():
 
     means, precisions = run(jax.random.split(jax.random.key(0), 32))
     # A constant rate leaves a bias of the order of ρ times the noise's variance; 1% is ample for it.
-    for found, value in ((means, exact.q.mean), (precisions, exact.q.precision)):
-        error = np.std(found, axis=0) / np.sqrt(32)
-        np.testing.assert_array_less(np.abs(found.mean(0) - value), 5 * error + 0.01)
+    for actual, value in ((means, exact.q.mean), (precisions, exact.q.precision)):
+        error = np.std(actual, axis=0) / np.sqrt(32)
+        np.testing.assert_array_less(np.abs(actual.mean(0) - value), 5 * error + 0.01)
         assert np.all(error < 0.01)
 
 

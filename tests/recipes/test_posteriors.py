@@ -44,25 +44,25 @@ def over_batches(curvature, points, size, repeats, q):
 class TestSquaredGradients:
     def test_gauss_newton_is_the_true_diagonal(self, size):
         q = blr.DiagonalGaussian(WEIGHTS, 1.0)
-        found = over_batches(blr.GaussNewton(), blr.Delta(), size, 1, q)
-        np.testing.assert_allclose(found.mean(axis=0), TRUTH, rtol=1e-12)
+        actual = over_batches(blr.GaussNewton(), blr.Delta(), size, 1, q)
+        np.testing.assert_allclose(actual.mean(axis=0), TRUTH, rtol=1e-12)
 
     def test_stein_is_within_its_standard_error(self, size):
         q = blr.DiagonalGaussian(WEIGHTS, 50.0)
-        found = over_batches(blr.Stein(), blr.MonteCarlo(8, antithetic=True), size, max(1, 4 * size // 10), q)
-        error = found.std(axis=0) / np.sqrt(len(found))
-        assert np.all(np.abs(found.mean(axis=0) - TRUTH) < 4 * error)
+        actual = over_batches(blr.Stein(), blr.MonteCarlo(8, antithetic=True), size, max(1, 4 * size // 10), q)
+        error = actual.std(axis=0) / np.sqrt(len(actual))
+        assert np.all(np.abs(actual.mean(axis=0) - TRUTH) < 4 * error)
 
     def test_rmsprop_s_carries_its_factor(self, size):
         """N E[ĝ²] = N·mean(gᵢ²)·(N − B)/(B(N − 1)) over batches without replacement."""
         q = blr.DiagonalGaussian(WEIGHTS, 1.0)
-        found = over_batches(blr.SquaredGradient(), blr.Delta(), size, 40 if size == 10 else 400, q)
+        actual = over_batches(blr.SquaredGradient(), blr.Delta(), size, 40 if size == 10 else 400, q)
         expected = np.asarray(TRUTH) * (SIZE - size) / (size * (SIZE - 1))
         if size == SIZE:
-            np.testing.assert_allclose(found.mean(axis=0), 0.0, atol=1e-20)
+            np.testing.assert_allclose(actual.mean(axis=0), 0.0, atol=1e-20)
         else:
-            error = found.std(axis=0) / np.sqrt(len(found))
-            assert np.all(np.abs(found.mean(axis=0) - expected) < 4 * error)
+            error = actual.std(axis=0) / np.sqrt(len(actual))
+            assert np.all(np.abs(actual.mean(axis=0) - expected) < 4 * error)
 
 
 # Vadam.

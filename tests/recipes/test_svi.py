@@ -177,11 +177,11 @@ def test_words_are_the_best_choice_of_topics():
     shares, topics = (blr.Dirichlet(jnp.array(random.gamma(2.0, 1.0, shape))) for shape in ((DOCUMENTS, 3), (3, 30)))
     model = topic_model(topics.concentration).with_size(DOCUMENTS)
     q = blr.Product({"shares": shares, "topics": topics})
-    found = model.term("words", model.views(q), model.batch_rows({"w": jnp.array(words), "n": jnp.array(often)}), None)
+    actual = model.term("words", model.views(q), model.batch_rows({"w": jnp.array(words), "n": jnp.array(often)}), None)
     logits = np.asarray(shares.expectation())[:, None, :] + np.asarray(topics.expectation()).T[words]
     choices = np.exp(logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True))
     expected = np.sum(often[..., None] * choices * (logits - np.log(choices)), axis=(1, 2))
-    assert_allclose(found, expected, rtol=1e-12)
+    assert_allclose(actual, expected, rtol=1e-12)
 
 
 def test_weights_count_rows_twice():

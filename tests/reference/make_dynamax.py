@@ -23,16 +23,16 @@ def main() -> None:
     initial = random.dirichlet(np.ones(4))
     transitions = random.dirichlet(np.full(4, 0.7), 4)
     log_likelihoods = 3 * random.normal(size=(60, 4))
-    found = hmm_two_filter_smoother(initial, transitions, log_likelihoods)
+    actual = hmm_two_filter_smoother(initial, transitions, log_likelihoods)
     np.savez_compressed(
         FILE,
         initial=initial,
         transitions=transitions,
         log_likelihoods=log_likelihoods,
-        log_likelihood=found.marginal_loglik,
-        filtered=found.filtered_probs,
-        smoothed=found.smoothed_probs,
-        pairs=found.trans_probs,
+        log_likelihood=actual.marginal_loglik,
+        filtered=actual.filtered_probs,
+        smoothed=actual.smoothed_probs,
+        pairs=actual.trans_probs,
         path=hmm_posterior_mode(initial, transitions, log_likelihoods),
     )
 

@@ -73,8 +73,8 @@ def moments(draws: np.ndarray) -> dict[str, Any]:
     squares = (draws - mean) ** 2
     mean_error = sd / np.sqrt(effective_sample_size(draws))
     sd_error = squares.std((0, 1)) / np.sqrt(effective_sample_size(squares)) / (2 * sd)
-    found = {"mean": mean, "sd": sd, "mean_error": mean_error, "sd_error": sd_error}
-    rounded = {name: [float(f"{x:.6g}") for x in values] for name, values in found.items()}
+    actual = {"mean": mean, "sd": sd, "mean_error": mean_error, "sd_error": sd_error}
+    rounded = {name: [float(f"{x:.6g}") for x in values] for name, values in actual.items()}
     return rounded | {"worst_rhat": round(float(split_gelman_rubin(draws).max()), 4)}
 
 

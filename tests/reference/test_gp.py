@@ -46,8 +46,8 @@ def test_regression_is_scikit_learns(files):
     start = {"noise": 0.2, "scale": 5.0, "variance": 4.0}
     best = blr.empirical_bayes(blr.conjugate(), build, start, None, {"y": y}, steps=2)
     assert_allclose(best.result.bound, theirs.log_marginal_likelihood_value_, rtol=1e-7)
-    found = [best.hyper["variance"], best.hyper["scale"], best.hyper["noise"]]
-    assert_allclose(np.log(found), theirs.kernel_.theta, atol=2e-3)  # their search stops there
+    actual = [best.hyper["variance"], best.hyper["scale"], best.hyper["noise"]]
+    assert_allclose(np.log(actual), theirs.kernel_.theta, atol=2e-3)  # their search stops there
 
 
 def test_classification_by_laplace_is_scikit_learns():
@@ -63,9 +63,9 @@ def test_classification_by_laplace_is_scikit_learns():
     assert_allclose(result.bound, theirs.log_marginal_likelihood_value_, rtol=1e-10)
     assert_allclose(result.q["f"].mean[:3], [-1.048146, -1.578256, -0.427636], atol=1e-6)
     mean, variance = theirs.base_estimator_.latent_mean_and_variance(x[::7] + 0.1)
-    found = gp.predict(result.q, RBF(), x, x[::7] + 0.1)
-    assert_allclose(found[0], mean, atol=1e-6)
-    assert_allclose(found[1], variance, atol=1e-6)
+    actual = gp.predict(result.q, RBF(), x, x[::7] + 0.1)
+    assert_allclose(actual[0], mean, atol=1e-6)
+    assert_allclose(actual[1], variance, atol=1e-6)
 
 
 def test_classification_has_one_bound_in_every_form(files):

@@ -40,8 +40,8 @@ def test_dynamax_s_smoother():
     assert_allclose(hmm.log_likelihood(*chain), theirs["log_likelihood"], rtol=1e-12)
     assert_allclose(hmm.filter(*chain), theirs["filtered"], atol=1e-12)
     assert_allclose(hmm.smooth(*chain), theirs["smoothed"], atol=1e-12)
-    found = markov.smooth(jnp.log(chain[0]), jnp.log(chain[1]), chain[2])
-    assert_allclose(found.pairs, theirs["pairs"], atol=1e-11)
+    actual = markov.smooth(jnp.log(chain[0]), jnp.log(chain[1]), chain[2])
+    assert_allclose(actual.pairs, theirs["pairs"], atol=1e-11)
     assert_array_equal(hmm.viterbi(*chain)[0], theirs["path"])
 
 
@@ -132,6 +132,6 @@ def test_em_takes_hmmlearn_s_iterates(case, monkeypatch):
         assert_allclose(state.q["transitions"].mean, theirs.transmat_, rtol=1e-8, atol=1e-11)
         same(state.q["states"].mean)
     _, path = theirs.decode(y[PARTS[1]])
-    found = hmm.hidden(model, state.q, rows)
-    assert_array_equal(hmm.viterbi(*found)[0][1], path)
-    assert_allclose(hmm.smooth(*found)[1], theirs.predict_proba(y[PARTS[1]]), atol=1e-9)
+    actual = hmm.hidden(model, state.q, rows)
+    assert_array_equal(hmm.viterbi(*actual)[0][1], path)
+    assert_allclose(hmm.smooth(*actual)[1], theirs.predict_proba(y[PARTS[1]]), atol=1e-9)

@@ -35,18 +35,18 @@ def gaps():
 def test_nile(parallel):
     """Durbin and Koopman's example, as statsmodels' tests have it."""
     assert_allclose(kalman.log_likelihood(level(), VOLUME, NOISE, parallel=parallel), -641.58558, atol=5e-6)
-    found = kalman.smooth(level(), VOLUME, NOISE, parallel=parallel)
-    assert_allclose(found.mean[np.array([0, 27, 99]), 0], [1111.22026, 999.58512, 798.37029], atol=5e-6)
-    assert_allclose(found.covariance[-1, 0, 0], 4032.15794, atol=5e-6)
+    actual = kalman.smooth(level(), VOLUME, NOISE, parallel=parallel)
+    assert_allclose(actual.mean[np.array([0, 27, 99]), 0], [1111.22026, 999.58512, 798.37029], atol=5e-6)
+    assert_allclose(actual.covariance[-1, 0, 0], 4032.15794, atol=5e-6)
 
 
 @pytest.mark.as_users
 @pytest.mark.parametrize("parallel", [False, True])
 def test_nile_with_gaps(parallel):
     assert_allclose(kalman.log_likelihood(level(), gaps(), NOISE, parallel=parallel), -389.62698, atol=5e-6)
-    found = kalman.smooth(level(), gaps(), NOISE, parallel=parallel)
-    assert_allclose(found.mean[29, 0], 903.42000, atol=5e-6)
-    assert_allclose(found.covariance[29, 0, 0], 9715.00589, atol=5e-6)
+    actual = kalman.smooth(level(), gaps(), NOISE, parallel=parallel)
+    assert_allclose(actual.mean[29, 0], 903.42000, atol=5e-6)
+    assert_allclose(actual.covariance[29, 0, 0], 9715.00589, atol=5e-6)
 
 
 def test_nile_in_one_step_of_the_rule():
@@ -73,9 +73,9 @@ def test_exact_diffuse_start(name):
         Q = np.diag([variances["sigma2_level"], variances["sigma2_trend"]])
     wide, y = 1e9, np.array(case["y"])
     system = blr.StateSpace(F, Q, H, None, wide * np.eye(len(F)))
-    found = kalman.smooth(system, y, variances["sigma2_eps"])
-    assert_allclose(found.mean, case["smoothed_state"], atol=1e-7)
-    assert_allclose(found.covariance.sum(axis=(1, 2)), case["smoothed_state_cov_sum"], atol=1e-7)
+    actual = kalman.smooth(system, y, variances["sigma2_eps"])
+    assert_allclose(actual.mean, case["smoothed_state"], atol=1e-7)
+    assert_allclose(actual.covariance.sum(axis=(1, 2)), case["smoothed_state_cov_sum"], atol=1e-7)
     value = kalman.log_likelihood(system, y, variances["sigma2_eps"])
     assert_allclose(value + 0.5 * len(F) * np.log(2 * np.pi * wide), case["llf"], atol=1e-6)
 
@@ -102,14 +102,14 @@ def test_statsmodels(kind):
     system = blr.StateSpace(theirs["transition"], Q, theirs["design"][0], None, 10 * np.eye(size))
     y, noise = model.endog[:, 0], theirs["obs_cov"][0, 0]
     assert_allclose(kalman.log_likelihood(system, y, noise), theirs.loglike(), atol=1e-8)
-    found = theirs.smooth()
+    actual = theirs.smooth()
     for parallel in (False, True):
         smoothed = kalman.smooth(system, y, noise, parallel=parallel)
-        assert_allclose(smoothed.mean, found.smoothed_state.T, atol=1e-8)
-        assert_allclose(smoothed.covariance, np.moveaxis(found.smoothed_state_cov, 2, 0), atol=1e-8)
+        assert_allclose(smoothed.mean, actual.smoothed_state.T, atol=1e-8)
+        assert_allclose(smoothed.covariance, np.moveaxis(actual.smoothed_state_cov, 2, 0), atol=1e-8)
         filtered = kalman.filter(system, y, noise, parallel=parallel)
-        assert_allclose(filtered.mean, found.filtered_state.T, atol=1e-8)
-        assert_allclose(filtered.covariance, np.moveaxis(found.filtered_state_cov, 2, 0), atol=1e-8)
+        assert_allclose(filtered.mean, actual.filtered_state.T, atol=1e-8)
+        assert_allclose(filtered.covariance, np.moveaxis(actual.filtered_state_cov, 2, 0), atol=1e-8)
 
 
 @pytest.mark.as_users
@@ -127,13 +127,13 @@ def test_several_outputs_time_varying_with_holes():
     theirs["design"], theirs["obs_cov"], theirs["selection"], theirs["state_cov"] = H, R, np.eye(D), Q
     theirs["transition"], theirs["state_intercept"] = last(F), last(offset)
     theirs.initialize_known(np.ones(D), P)
-    found = theirs.smooth()
+    actual = theirs.smooth()
     system = blr.StateSpace(F, Q, H, np.ones(D), P, offset)
     assert_allclose(kalman.log_likelihood(system, y, R), theirs.loglike(), atol=1e-9)
     ours = kalman.smooth(system, y, R, pairs=True)
-    assert_allclose(ours.mean, found.smoothed_state.T, atol=1e-9)
-    assert_allclose(ours.covariance, np.moveaxis(found.smoothed_state_cov, 2, 0), atol=1e-9)
-    assert_allclose(ours.pairs, np.moveaxis(found.smoothed_state_autocov, 2, 0)[:-1], atol=1e-9)
+    assert_allclose(ours.mean, actual.smoothed_state.T, atol=1e-9)
+    assert_allclose(ours.covariance, np.moveaxis(actual.smoothed_state_cov, 2, 0), atol=1e-9)
+    assert_allclose(ours.pairs, np.moveaxis(actual.smoothed_state_autocov, 2, 0)[:-1], atol=1e-9)
 
 
 def test_forecast():

@@ -296,9 +296,9 @@ def test_nothing_overflows_and_nothing_complains(name, width, tmp_path):
     with tempfile.TemporaryDirectory() as profile:
         command = [str(BROWSER), *options.split(), f"--user-data-dir={profile}", Path(tmp_path / "frame.html").as_uri()]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    found = re.search(r"<title>(\d+) (\d+) ?(.*?)</title>", done.stdout)
-    assert found, done.stderr
-    assert int(found[1]) == width
-    assert int(found[2]) <= width, found[3]
-    assert not found[3]
+    actual = re.search(r"<title>(\d+) (\d+) ?(.*?)</title>", done.stdout)
+    assert actual, done.stderr
+    assert int(actual[1]) == width
+    assert int(actual[2]) <= width, actual[3]
+    assert not actual[3]
     assert "CONSOLE" not in done.stderr

@@ -131,8 +131,8 @@ def test_the_formula_is_the_arithmetic(name):
     step = jax.jit(lambda state, key: rule.step(objective, state, batch, key))
     for count in range(3):
         key = jax.random.key(count)
-        found = measured(state.q, jax.random.clone(key))
-        values |= {"ĝ": np.asarray(found.gradient) / 4, "ĥ": np.asarray(found.curvature) / 4, "t": count + 1}
+        actual = measured(state.q, jax.random.clone(key))
+        values |= {"ĝ": np.asarray(actual.gradient) / 4, "ĥ": np.asarray(actual.curvature) / 4, "t": count + 1}
         values["∇R"] = PRIOR * values["m"]
         for symbol in ("u", "û", "v", "v̂", "m"):
             if symbol in parts:
@@ -146,24 +146,24 @@ def test_the_formula_is_the_arithmetic(name):
 
 
 def test_what_differs_between_two_rules():
-    found = blr.difference(blr.vogn(0.1), blr.ivon(0.1))
-    assert found.pieces == ("curvature", "steps", "guard")
-    assert len(found) == 3
-    assert found
-    assert ("curvature", "", "GaussNewton()", "Stein()") in list(found)
-    assert ("steps", "rates.precision", "0.001", "1e-05") in list(found)
-    lines = str(found).splitlines()
+    actual = blr.difference(blr.vogn(0.1), blr.ivon(0.1))
+    assert actual.pieces == ("curvature", "steps", "guard")
+    assert len(actual) == 3
+    assert actual
+    assert ("curvature", "", "GaussNewton()", "Stein()") in list(actual)
+    assert ("steps", "rates.precision", "0.001", "1e-05") in list(actual)
+    lines = str(actual).splitlines()
     assert lines[0].split() == ["vogn", "ivon"]
     assert len(lines) == 4
-    assert repr(found) == str(found)
+    assert repr(actual) == str(actual)
 
 
 def test_equal_rules_do_not_differ():
-    found = blr.difference(blr.newton(), blr.laplace())
-    assert len(found) == 0
-    assert not found
-    assert found.pieces == ()
-    assert str(found) == "newton and laplace are made of the same pieces."
+    actual = blr.difference(blr.newton(), blr.laplace())
+    assert len(actual) == 0
+    assert not actual
+    assert actual.pieces == ()
+    assert str(actual) == "newton and laplace are made of the same pieces."
 
 
 @pytest.mark.parametrize("first", ["newton", "adam", "vogn", "svi", "multimodal", "dropout"])
@@ -173,9 +173,9 @@ def test_a_difference_is_empty_just_where_rules_are_equal(first):
 
 
 def test_fields_of_one_piece():
-    found = blr.difference(blr.newton(), blr.newton().replace(guard=blr.Backtracking(3, monotone=True)))
-    assert list(found) == [("guard", "halvings", "40", "3")]
-    found = blr.difference(blr.adam(0.1), blr.rmsprop(0.1))
-    assert found.pieces == ("steps",)
-    assert ("steps", "scaling.debias", "True", "False") in list(found)
-    assert next((p, a, second) for p, a, _, second in found if a == "average") == ("steps", "average", "none")
+    actual = blr.difference(blr.newton(), blr.newton().replace(guard=blr.Backtracking(3, monotone=True)))
+    assert list(actual) == [("guard", "halvings", "40", "3")]
+    actual = blr.difference(blr.adam(0.1), blr.rmsprop(0.1))
+    assert actual.pieces == ("steps",)
+    assert ("steps", "scaling.debias", "True", "False") in list(actual)
+    assert next((p, a, second) for p, a, _, second in actual if a == "average") == ("steps", "average", "none")

@@ -432,8 +432,8 @@ def test_what_is_averaged(over, debias):
         used = u / (1 - decay**count if debias else 1.0)
         theta = theta - rate * (used + (strength * theta if over == "data" else 0.0))
         expected.append(theta)
-    found = trajectory(rule, objective, 7, (X, Y), jnp.array([0.3, -0.8]))
-    close(found, np.stack(expected), 1e-13)
+    actual = trajectory(rule, objective, 7, (X, Y), jnp.array([0.3, -0.8]))
+    close(actual, np.stack(expected), 1e-13)
 
 
 def test_schedules_reach_every_number():

@@ -206,7 +206,7 @@ def test_a_killed_fit_resumes_to_the_same_run(killings, tmp_path):
     command = [sys.executable, "-m", "bayesrule", "fit"]
     began = time.perf_counter()
     subprocess.run([*command, *options, "--out", str(tmp_path / "whole")], check=True, capture_output=True)
-    whole = time.perf_counter() - began
+    full = time.perf_counter() - began
     reference = blr.load(tmp_path / "whole")
     rng, kills, cut = np.random.default_rng(int(os.environ.get("KILL_SEED", "0"))), 0, 0
     while kills < killings:
@@ -217,15 +217,15 @@ def test_a_killed_fit_resumes_to_the_same_run(killings, tmp_path):
             arguments = [*command, *(["--resume", "--quiet"] if resuming else options), "--out", str(place)]
             started = subprocess.Popen(arguments, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
             try:
-                ended = started.wait(rng.uniform(0.1, 1.0) * whole if kills < killings else None) == 0
+                ended = started.wait(rng.uniform(0.1, 1.0) * full if kills < killings else None) == 0
                 assert ended
             except subprocess.TimeoutExpired:
                 started.send_signal(signal.SIGKILL)
                 started.wait()
                 kills += 1
-        found = blr.load(place)
-        assert found.metrics == reference.metrics
-        jax.tree.map(np.testing.assert_array_equal, found.estimator.posterior_, reference.estimator.posterior_)
+        actual = blr.load(place)
+        assert actual.metrics == reference.metrics
+        jax.tree.map(np.testing.assert_array_equal, actual.estimator.posterior_, reference.estimator.posterior_)
     assert {path.name for path in tmp_path.iterdir()} == {"whole", *(f"cut{number + 1}" for number in range(cut))}
 
 

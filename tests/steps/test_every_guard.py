@@ -25,21 +25,21 @@ def test_every_public_guard_is_listed():
 
 @pytest.mark.parametrize("name", GUARDS)
 def test_a_step_inside_is_taken_whole(name):
-    taken = take(GUARDS[name], 4.0 * jnp.eye(2), 0.1)
-    assert taken.inside
-    assert not taken.acted
-    assert taken.fraction == 1
+    guarded = take(GUARDS[name], 4.0 * jnp.eye(2), 0.1)
+    assert guarded.inside
+    assert not guarded.acted
+    assert guarded.fraction == 1
     precision = Q.precision + 0.1 * (4.0 * jnp.eye(2) - Q.precision)
     # To second order in the rate for a step on the manifold.
-    np.testing.assert_allclose(taken.q.precision, precision, atol=0.02 if name == "Retraction" else 1e-12)
+    np.testing.assert_allclose(guarded.q.precision, precision, atol=0.02 if name == "Retraction" else 1e-12)
 
 
 @pytest.mark.parametrize("name", [name for name, guard in GUARDS.items() if guard.always_inside and name != "Boundary"])
 def test_a_step_outside_is_told_and_ends_inside(name):
-    taken = take(GUARDS[name], -40.0 * jnp.eye(2), 0.5)
-    assert taken.acted
-    assert taken.inside
-    assert np.all(np.linalg.eigvalsh(taken.q.precision) > 0)
+    guarded = take(GUARDS[name], -40.0 * jnp.eye(2), 0.5)
+    assert guarded.acted
+    assert guarded.inside
+    assert np.all(np.linalg.eigvalsh(guarded.q.precision) > 0)
 
 
 @pytest.mark.parametrize("name", GUARDS)

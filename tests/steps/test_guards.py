@@ -26,17 +26,17 @@ def test_retraction_by_its_formula():
     """S + ρ(H − τS) + ½ρ²(H − τS)S⁻¹(H − τS), then m − ρS'⁻¹g; its diagonal for a diagonal S."""
     q, rate, temperature = blr.Gaussian(jnp.arange(3.0), POSITIVE), 0.4, 0.8
     step = random_step(jax.random.key(0), rate, temperature)
-    taken = blr.Retraction().take(q, step, assess, 0.0)
+    guarded = blr.Retraction().take(q, step, assess, 0.0)
     change = step.curvature - temperature * POSITIVE
     expected = POSITIVE + rate * change + 0.5 * rate**2 * change @ jnp.linalg.inv(POSITIVE) @ change
-    np.testing.assert_allclose(taken.q.precision, expected, rtol=1e-12)
+    np.testing.assert_allclose(guarded.q.precision, expected, rtol=1e-12)
     mean = q.mean - rate * jnp.linalg.solve(expected, step.gradient)
-    np.testing.assert_allclose(taken.q.mean, mean, rtol=1e-12)
+    np.testing.assert_allclose(guarded.q.mean, mean, rtol=1e-12)
     s, h = jnp.array([1.0, 2.0, 0.5]), jnp.array([-3.0, 0.1, 4.0])
     diagonal = blr.DiagonalGaussian(jnp.zeros(3), s)
-    taken = blr.Retraction().take(diagonal, Step(jnp.ones(3), h, rate, rate, temperature), assess, 0.0)
+    guarded = blr.Retraction().take(diagonal, Step(jnp.ones(3), h, rate, rate, temperature), assess, 0.0)
     change = h - temperature * s
-    np.testing.assert_allclose(taken.q.precision, s + rate * change + 0.5 * rate**2 * change**2 / s, rtol=1e-14)
+    np.testing.assert_allclose(guarded.q.precision, s + rate * change + 0.5 * rate**2 * change**2 / s, rtol=1e-14)
 
 
 @pytest.mark.parametrize("momentum", [None, 0.9])
@@ -50,9 +50,9 @@ def test_retraction_is_always_positive_definite(family, momentum):
         step = random_step(key, rate)
         curvature = step.curvature if family == "Gaussian" else jnp.diag(step.curvature)
         step = Step(step.gradient, curvature, rate, rate, 1.0, momentum, before)
-        taken, plain = blr.Retraction().take(q, step, assess, 0.0), q.moved(step)
-        least = jnp.min(jnp.linalg.eigvalsh(taken.q.precision) if family == "Gaussian" else taken.q.precision)
-        return least, taken.inside, taken.acted, plain.inside()
+        guarded, plain = blr.Retraction().take(q, step, assess, 0.0), q.moved(step)
+        least = jnp.min(jnp.linalg.eigvalsh(guarded.q.precision) if family == "Gaussian" else guarded.q.precision)
+        return least, guarded.inside, guarded.acted, plain.inside()
 
     keys = jax.random.split(jax.random.key(1), 300)
     least, inside, acted, plain = jax.jit(jax.vmap(one))(keys, jnp.geomspace(1e-3, 1.0, 300))
@@ -69,40 +69,40 @@ def test_backtracking_halves_until_inside():
 
     def one(key):
         step = random_step(key, 1.0)
-        taken = blr.Backtracking().take(q, step, assess, 0.0)
+        guarded = blr.Backtracking().take(q, step, assess, 0.0)
         halves = 0.5 ** jnp.arange(41.0)
         inside = jax.vmap(lambda f: q.moved(step.shortened(f)).inside())(halves)
-        return taken, halves[jnp.argmax(inside)], q.moved(step.shortened(taken.fraction)), q.moved(step).inside()
+        return guarded, halves[jnp.argmax(inside)], q.moved(step.shortened(guarded.fraction)), q.moved(step).inside()
 
-    taken, first, there, plain = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(2), 100))
-    np.testing.assert_array_equal(taken.fraction, first)
-    np.testing.assert_allclose(taken.q.precision, there.precision, rtol=1e-12)
-    np.testing.assert_allclose(taken.q.mean, there.mean, rtol=1e-10, atol=1e-10)
-    assert np.all(np.linalg.eigvalsh(taken.q.precision) > 0)
-    assert np.all(taken.inside)
-    np.testing.assert_array_equal(taken.acted, ~plain)
-    assert np.any(taken.fraction < 1)
-    assert np.any(taken.fraction == 1)
+    guarded, first, there, plain = jax.jit(jax.vmap(one))(jax.random.split(jax.random.key(2), 100))
+    np.testing.assert_array_equal(guarded.fraction, first)
+    np.testing.assert_allclose(guarded.q.precision, there.precision, rtol=1e-12)
+    np.testing.assert_allclose(guarded.q.mean, there.mean, rtol=1e-10, atol=1e-10)
+    assert np.all(np.linalg.eigvalsh(guarded.q.precision) > 0)
+    assert np.all(guarded.inside)
+    np.testing.assert_array_equal(guarded.acted, ~plain)
+    assert np.any(guarded.fraction < 1)
+    assert np.any(guarded.fraction == 1)
 
 
 def test_backtracking_shortens_momentum_too():
     """λ + f·(whole displacement): a short enough step is inside, however large the momentum's part."""
     q, before = blr.DiagonalGaussian(jnp.zeros(2), 1.0), blr.DiagonalGaussian(jnp.zeros(2), 50.0)
     step = Step(jnp.zeros(2), jnp.ones(2), 0.1, 0.1, 1.0, 0.9, before)
-    taken = blr.Backtracking().take(q, step, assess, 0.0)
-    assert taken.acted
-    assert taken.inside
+    guarded = blr.Backtracking().take(q, step, assess, 0.0)
+    assert guarded.acted
+    assert guarded.inside
     displacement = jax.tree.map(jnp.subtract, q.moved(step).natural()[1], q.natural()[1])
-    np.testing.assert_allclose(taken.q.natural()[1], q.natural()[1] + taken.fraction * displacement, rtol=1e-12)
+    np.testing.assert_allclose(guarded.q.natural()[1], q.natural()[1] + guarded.fraction * displacement, rtol=1e-12)
 
 
 def test_backtracking_gives_up_where_it_stands():
     """No acceptable fraction: q stays, the fraction is 0 and `inside` is False."""
     q = blr.DiagonalGaussian(jnp.zeros(1), 1.0)
     step = Step(jnp.ones(1), jnp.ones(1), 1.0, 1.0, 1.0)
-    taken = blr.Backtracking(3, monotone=True).take(q, step, lambda q: (1.0, None), 0.0)
-    assert (float(taken.fraction), bool(taken.inside), bool(taken.acted)) == (0.0, False, False)
-    np.testing.assert_array_equal(taken.q.mean, q.mean)
+    guarded = blr.Backtracking(3, monotone=True).take(q, step, lambda q: (1.0, None), 0.0)
+    assert (float(guarded.fraction), bool(guarded.inside), bool(guarded.acted)) == (0.0, False, False)
+    np.testing.assert_array_equal(guarded.q.mean, q.mean)
     with pytest.raises(ValueError, match="at least one halving"):
         blr.Backtracking(0)
 
@@ -122,8 +122,8 @@ def test_monotone_never_worsens_the_loss(points):
     def run(start):
         def body(state, _):
             new, info = rule.step(wild, state)
-            spots = points.at(state.q, None)
-            loss = spots.weights @ jax.vmap(wild)(spots.theta)
+            point_set = points.at(state.q, None)
+            loss = point_set.weights @ jax.vmap(wild)(point_set.theta)
             return new, (loss - (0.0 if slack == 0 else state.q.entropy()), new.q.inside(), info.guard, info.fraction)
 
         return jax.lax.scan(body, rule.init(start), None, length=40)[1]

@@ -109,8 +109,8 @@ def test_samples(q):
         theta = q.sample(key, (draws,))
         centred = theta - q.mean
         products = centred[:, :, None] * centred[:, None, :]
-        seen = (theta, products, centred**3, q.log_prob(theta))
-        return [(jnp.mean(x, axis=0), jnp.std(x, axis=0) / draws**0.5) for x in seen]
+        observed = (theta, products, centred**3, q.log_prob(theta))
+        return [(jnp.mean(x, axis=0), jnp.std(x, axis=0) / draws**0.5) for x in observed]
 
     # The third cumulant of |w| is c(4/π − 1).
     third = np.sqrt(2 / np.pi) * (4 / np.pi - 1) * SKEW**3 if q is LEANING else np.zeros(2)
@@ -242,12 +242,12 @@ def test_a_student_is_found_by_any_points():
 
     start = blr.StudentT({"a": jnp.zeros(()), "b": jnp.zeros(1)}, 1.0, 5.0)
     for points, rate, steps in ((blr.Quadrature(3), 1.0, 40), (blr.MonteCarlo(4), 0.7, 60)):
-        found = blr.fit(rule(blr.StudentT, points, rate), posterior, start, steps=steps, key=jax.random.key(0))
-        assert found.reason == "steps"
-        close(found.q.mean["a"], 1.0, 1e-9)
-        close(found.q.mean["b"], [-2.0], 1e-9)
-        close(found.q.precision, MATRIX, 1e-9)
-        close(found.trace["bound"][-1], 0.0, 1e-9)
+        fitted = blr.fit(rule(blr.StudentT, points, rate), posterior, start, steps=steps, key=jax.random.key(0))
+        assert fitted.reason == "steps"
+        close(fitted.q.mean["a"], 1.0, 1e-9)
+        close(fitted.q.mean["b"], [-2.0], 1e-9)
+        close(fitted.q.precision, MATRIX, 1e-9)
+        close(fitted.trace["bound"][-1], 0.0, 1e-9)
 
 
 def test_a_skew_gaussian_is_found():
@@ -259,12 +259,12 @@ def test_a_skew_gaussian_is_found():
         return -(jnp.log(2 / scale) + norm.logpdf(z) + norm.logcdf(shape * z))
 
     start = blr.SkewGaussian(jnp.zeros(1), 1.0, -0.5)
-    found = blr.fit(rule(blr.SkewGaussian, blr.Quadrature(6)), posterior, start, steps=600)
-    assert found.reason == "steps"
-    close(found.q.location, [1.0], 1e-8)
-    close(found.q.skew, [skew], 1e-8)
-    close(found.q.precision, [[precision]], 1e-8)
-    close(found.trace["bound"][-1], 0.0, 1e-12)
+    fitted = blr.fit(rule(blr.SkewGaussian, blr.Quadrature(6)), posterior, start, steps=600)
+    assert fitted.reason == "steps"
+    close(fitted.q.location, [1.0], 1e-8)
+    close(fitted.q.skew, [skew], 1e-8)
+    close(fitted.q.precision, [[precision]], 1e-8)
+    close(fitted.trace["bound"][-1], 0.0, 1e-12)
 
 
 SHAPE, RATE = 3.0, 2.0
@@ -315,11 +315,11 @@ def test_a_regularizer_is_a_term_of_the_loss(q):
     together = lambda theta, e: data(theta, e) + 0.5 * strength * jnp.sum(theta**2) + constant
     how = rule(type(q), blr.Quadrature(20), 0.5)
     step = jax.jit(lambda objective: how.advance(objective, how.init(q), dummy, diagnose=True)[:2])
-    apart, seen = step(blr.Objective(data, size=1, regularizer=strength))
+    apart, observed = step(blr.Objective(data, size=1, regularizer=strength))
     whole, told = step(blr.Objective(together, size=1))
     tolerance = 1e-12 if q is STUDENT else 1e-6  # E[u | θ] is no polynomial
     close(coordinates(apart.q), coordinates(whole.q), tolerance)
-    close(seen.bound, told.bound, tolerance)
+    close(observed.bound, told.bound, tolerance)
 
 
 # In the rule.
@@ -375,12 +375,12 @@ def test_averaged_gradients_and_two_rates_and_a_file(tmp_path):
     target = lambda theta: log_rate(theta["a"]) + jnp.sum((theta["b"] - 1) ** 2)
     steps = blr.Steps(blr.Rates(0.3, 0.2), average=blr.GradientAverage(0.5))
     how = blr.Rule(blr.SkewGaussian, blr.MonteCarlo(8), blr.Hessian(), steps)
-    found = blr.fit(how, target, start, steps=40, key=jax.random.key(0))
-    assert found.q.inside()
-    close(found.q.mean["b"], [[1.0]], 0.3)
-    blr.save(tmp_path / "q", found.q)
-    assert jax.tree.all(jax.tree.map(np.array_equal, blr.load(tmp_path / "q"), found.q))
-    predicted = blr.predict(found.q, lambda t, x: t["a"] + x, jnp.zeros(3), key=jax.random.key(1), samples=8)
+    fitted = blr.fit(how, target, start, steps=40, key=jax.random.key(0))
+    assert fitted.q.inside()
+    close(fitted.q.mean["b"], [[1.0]], 0.3)
+    blr.save(tmp_path / "q", fitted.q)
+    assert jax.tree.all(jax.tree.map(np.array_equal, blr.load(tmp_path / "q"), fitted.q))
+    predicted = blr.predict(fitted.q, lambda t, x: t["a"] + x, jnp.zeros(3), key=jax.random.key(1), samples=8)
     assert predicted.shape == (3,)
 
 
@@ -427,8 +427,8 @@ def test_wrong_pairings(kind, points, curvature, more, right):
 
 
 def test_mirrored_pairs():
-    spots = blr.MonteCarlo(2, antithetic=True).at(STUDENT, jax.random.key(0))
-    np.testing.assert_allclose(jnp.mean(spots.theta, axis=0), STUDENT.mean, atol=1e-12)
+    point_set = blr.MonteCarlo(2, antithetic=True).at(STUDENT, jax.random.key(0))
+    np.testing.assert_allclose(jnp.mean(point_set.theta, axis=0), STUDENT.mean, atol=1e-12)
     with pytest.raises(ValueError, match="mirror a symmetric q"):
         blr.MonteCarlo(2, antithetic=True).at(LEANING, jax.random.key(0))
 

@@ -95,9 +95,9 @@ def test_the_dense_answer(kind, steps, parallel):
     t = steps // 2
     first = [np.where((np.arange(steps) <= t).reshape((-1,) + (1,) * (x.ndim - 1)), x, 0.0) for x in natural]
     before = posterior(space, first, steps)
-    found = q.filtered()
-    assert_allclose(found.mean[t], before[0].reshape(steps, STATES)[t], atol=1e-12)
-    assert_allclose(found.covariance[t], before[1].reshape(steps, STATES, steps, STATES)[t, :, t], atol=1e-12)
+    actual = q.filtered()
+    assert_allclose(actual.mean[t], before[0].reshape(steps, STATES)[t], atol=1e-12)
+    assert_allclose(actual.covariance[t], before[1].reshape(steps, STATES, steps, STATES)[t, :, t], atol=1e-12)
 
 
 @pytest.mark.parametrize(("kind", "parallel"), [("numbers", False), ("numbers", True)])
@@ -138,8 +138,8 @@ def test_ten_thousand_steps(wide):
     def smoothed(dtype, parallel):
         values = jnp.asarray(y, dtype)[:, None]
         observed = kalman.Observations(values, jnp.ones_like(values), jnp.ones_like(values))
-        found = jax.jit(kalman.filter_chain, static_argnums=2)(trend(dtype, wide), observed, parallel)
-        states = jax.jit(kalman.smooth_states, static_argnums=2)(trend(dtype, wide), found, size)
+        actual = jax.jit(kalman.filter_chain, static_argnums=2)(trend(dtype, wide), observed, parallel)
+        states = jax.jit(kalman.smooth_states, static_argnums=2)(trend(dtype, wide), actual, size)
         return states.mean, jnp.diagonal(states.covariance, axis1=1, axis2=2)
 
     exact = smoothed(jnp.float64, False)

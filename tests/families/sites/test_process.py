@@ -66,14 +66,14 @@ def test_derivatives_are_those_of_the_formulas(negative):
 
     tangents = [jnp.asarray(random.normal(size=x.shape)) for x in numbers]
     tangents[0] = tangents[0] + tangents[0].T
-    for found, expected in zip(*(jax.jvp(f, numbers, tangents)[1] for f in (ours, theirs)), strict=True):
-        assert_allclose(found, expected, atol=1e-11)
+    for actual, expected in zip(*(jax.jvp(f, numbers, tangents)[1] for f in (ours, theirs)), strict=True):
+        assert_allclose(actual, expected, atol=1e-11)
     cotangents = tuple(jnp.asarray(random.normal(size=x.shape)) for x in theirs(*numbers))
     slopes = [list(jax.vjp(f, *numbers)[1](cotangents)) for f in (ours, theirs)]
     for slope in slopes:
         slope[0] = slope[0] + slope[0].T  # only symmetric changes are changes of a covariance
-    for found, expected in zip(*slopes, strict=True):
-        assert_allclose(found, expected, atol=1e-11)
+    for actual, expected in zip(*slopes, strict=True):
+        assert_allclose(actual, expected, atol=1e-11)
 
 
 def test_the_decrement_of_many_outputs():
@@ -117,8 +117,8 @@ def test_elsewhere_is_conditioning():
     q = GaussianProcess(prior[:kept, :kept], mean[:kept], (first[:kept], -0.5 * curve[:kept]))
     sites = [np.append(x[:kept], np.zeros(3)) for x in (first, curve)]
     _, expected, covariance = written_out(prior, mean, *sites)
-    found, full = q.predict(prior[:kept, kept:], prior[kept:, kept:], mean[kept:])
-    assert_allclose(found, expected[kept:], atol=1e-12)
+    actual, full = q.predict(prior[:kept, kept:], prior[kept:, kept:], mean[kept:])
+    assert_allclose(actual, expected[kept:], atol=1e-12)
     assert_allclose(full, covariance[kept:, kept:], atol=1e-12)
     _, variance = q.predict(prior[:kept, kept:], jnp.diagonal(prior)[kept:], mean[kept:])
     assert_allclose(variance, np.diag(covariance)[kept:], atol=1e-12)
@@ -163,10 +163,10 @@ def test_sites_form_and_rows_left_out():
     sited = blr.fit(blr.cvi(1.0, sites=True), model, None, {"y": y}, steps=2, tolerance=1e-12)
     assert_allclose(sited.q["f"].mean, result.q["f"].mean, atol=1e-12)
     left = result.loo().log_density
-    seen = [n for n in range(SIZE) if n not in (0, 5)]
-    noisy = prior[np.ix_(seen, seen)] + 0.5 * np.eye(len(seen))
-    weights = np.linalg.solve(noisy, prior[seen, 0])
-    variance = prior[0, 0] + 0.5 - weights @ prior[seen, 0]
-    miss = y[0] - weights @ y[np.array(seen)]
+    observed = [n for n in range(SIZE) if n not in (0, 5)]
+    noisy = prior[np.ix_(observed, observed)] + 0.5 * np.eye(len(observed))
+    weights = np.linalg.solve(noisy, prior[observed, 0])
+    variance = prior[0, 0] + 0.5 - weights @ prior[observed, 0]
+    miss = y[0] - weights @ y[np.array(observed)]
     assert_allclose(left[0], -0.5 * (np.log(2 * np.pi * variance) + miss**2 / variance), rtol=1e-9)
     assert left[5] == 0
