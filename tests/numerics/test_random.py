@@ -240,7 +240,7 @@ def permutation(count, start, turn):
 
 
 @pytest.mark.parametrize(
-    ("weak", "seen"),
+    ("weak", "detecting_measures"),
     [
         (one_round, ["avalanche", "bits", "birthdays", "lagged", "serial"]),
         (two_rounds, ["avalanche", "bits", "serial"]),
@@ -249,8 +249,8 @@ def permutation(count, start, turn):
         (permutation, ["birthdays"]),
     ],
 )
-def test_tests_see_weak_hashes(weak, observed):
-    for measure in observed:
+def test_tests_see_weak_hashes(weak, detecting_measures):
+    for measure in detecting_measures:
         function, limit = MEASURES[measure]
         assert function(weak) > 1.2 * limit, measure
 
