@@ -1,4 +1,4 @@
-"""Averages of measurements: over points, and over the parts of a batch."""
+"""Averages of measurements over the points θ_s, and over the parts of a batch."""
 
 from __future__ import annotations
 
@@ -26,9 +26,11 @@ if TYPE_CHECKING:
 def average_over_points(
     measure: Callable[[PyTree], Measurement], q: Any, points: Points, key: Key | None
 ) -> Measurement:
-    """Σ_s w_s measure(θ_s), each first put into the terms of q's step.
+    """Average measure(θ_s) over the points, Σ_s w_s measure(θ_s).
 
-    Points that come in several parts (`MonteCarlo(scan=True)`) are measured a part at a time, with the memory of one.
+    The derivatives at each point are first converted to the parameters in which q is updated (`q.to_step_terms`).
+    Points that come in several parts (`MonteCarlo(scan=True)`) are measured one part after another, so that only one
+    part is in memory at a time.
     """
     if points.parts == 1:
         return _average(measure, q, points.at(q, key))
@@ -39,9 +41,10 @@ def average_over_points(
 
 
 def _average(measure: Callable[[PyTree], Measurement], q: Any, point_set: PointSet) -> Measurement:
-    def in_step_terms(theta: PyTree, factors: PyTree) -> Measurement:
+    def measure_in_step_terms(theta: PyTree, factors: PyTree) -> Measurement:
         at_theta = measure(theta)
         gradient, curvature = q.to_step_terms(at_theta.gradient, at_theta.curvature, theta, factors)
+        # Families with a latent variable z, such as a Student-t's scale, add −log q(z | θ) to the loss.
         latent_correction = q.latent_correction(theta)
         return dataclasses.replace(
             at_theta,
@@ -51,15 +54,18 @@ def _average(measure: Callable[[PyTree], Measurement], q: Any, point_set: PointS
         )
 
     if point_set.weights.shape == (1,):  # A vmap over an axis of length one would slow convolutions down.
-        return in_step_terms(*jax.tree.map(lambda t: t[0], (point_set.theta, point_set.factors)))
-    every = jax.vmap(in_step_terms)(point_set.theta, point_set.factors)
+        return measure_in_step_terms(*jax.tree.map(lambda t: t[0], (point_set.theta, point_set.factors)))
+    every = jax.vmap(measure_in_step_terms)(point_set.theta, point_set.factors)
     curvature = None if every.curvature is None else q.structure.average(every.curvature, point_set.weights)
     rest = dataclasses.replace(every, curvature=None)
     return dataclasses.replace(average_leaves(rest, point_set.weights), curvature=curvature)
 
 
 def add_terms(q: Any, first: tuple[PyTree, Any], second: tuple[PyTree, Any]) -> tuple[PyTree, Any]:
-    """Add two pairs of gradient and curvature, in the terms of q's step; a None in the second adds nothing."""
+    """Add two pairs of gradient and curvature, both converted to the parameters in which q is updated.
+
+    A None in the second pair adds nothing. If the first curvature is None, q holds none, and the second is dropped.
+    """
     (gradient, curvature), (more_gradient, more_curvature) = first, second
     gradient = gradient if more_gradient is None else jax.tree.map(jnp.add, gradient, more_gradient)
     if curvature is None or more_curvature is None:
@@ -70,11 +76,11 @@ def add_terms(q: Any, first: tuple[PyTree, Any], second: tuple[PyTree, Any]) -> 
 def measure_latent_correction(
     latent_correction: Any, curvature: Curvature, q: Any, points: Points, key: Key | None
 ) -> Measurement:
-    """Measure E_q of −log r and of its derivatives, for one component q of a mixture with responsibility r.
+    """Measure E_q[−log r(θ)] and its first two derivatives, where r(θ) is the responsibility of component q.
 
-    At the same points as the loss, but always points of θ, also where the loss is evaluated at points of its linear
-    outputs. A Gaussian component has the derivatives in closed form (`eq:mixexp_1st`, `eq:mixexp_2nd`); another is
-    measured by the rule's own curvature.
+    The points are the loss's own. Where the loss is integrated over its linear outputs instead of θ, points of θ are
+    used here, because r depends on θ itself. For a Gaussian component the derivatives at a point have a closed form
+    (`eq:mixexp_1st`, `eq:mixexp_2nd`); for others the rule's own curvature measures them.
     """
     same_key = None if key is None else jax.random.clone(key)  # The same points as the loss's, on purpose.
     if isinstance(q, GaussianFamily):
@@ -86,26 +92,26 @@ def measure_latent_correction(
 def measure_in_parts(
     measure: Callable[[PyTree, PyTree, Any], Measurement], batch: PyTree, aux: PyTree, key: Key | None
 ) -> Measurement:
-    """measure(batch, aux, key); the parts of `Microbatches` one after another, each handing its aux to the next."""
+    """Measure a batch. The parts of a `Microbatches` are measured one after another, and each passes its aux on."""
     if not isinstance(batch, Microbatches):
         return measure(batch, aux, key)
     keys = None if key is None else jax.random.split(key, batch.count)
     return _average_sequentially(
-        lambda turn, aux: measure(turn[0], aux, turn[1]), (batch.parts(), keys), aux, carries_aux=True
+        lambda part, aux: measure(part[0], aux, part[1]), (batch.parts(), keys), aux, carries_aux=True
     )
 
 
 def _average_sequentially(
-    measure: Callable[[Any, PyTree], Measurement], turns: PyTree, aux: PyTree, *, carries_aux: bool
+    measure: Callable[[Any, PyTree], Measurement], parts: PyTree, aux: PyTree, *, carries_aux: bool
 ) -> Measurement:
-    """The mean of measure(turn, aux) over the leading axis of `turns`, by a scan with the memory of one turn.
+    """Average measure(part, aux) over the leading axis of `parts` by a scan, so that one part is in memory at a time.
 
-    With `carries_aux` each turn's aux goes to the next; else aux is averaged too.
+    With `carries_aux` each part's aux is passed to the next; otherwise aux is averaged too.
     """
-    count = jax.tree.leaves(turns)[0].shape[0]
+    count = jax.tree.leaves(parts)[0].shape[0]
 
     def split(measured: Measurement) -> tuple[Measurement, Factored | None, PyTree]:
-        """Separate what is summed, what is stacked (rows of outer products), and what is carried to the next turn."""
+        """Separate what is summed, what is stacked (rows of outer products), and what is carried to the next part."""
         rows = measured.curvature if isinstance(measured.curvature, Factored) else None
         summed = dataclasses.replace(
             measured, curvature=measured.curvature if rows is None else None, aux=None if carries_aux else measured.aux
@@ -113,15 +119,16 @@ def _average_sequentially(
         return summed, rows, measured.aux if carries_aux else None
 
     def add(total: Array, x: Array) -> Array:
+        # Counters and other integers cannot be averaged; the last part's value is kept.
         return total + x / count if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
-    def body(carry: tuple, turn: PyTree) -> tuple:
-        summed, rows, aux = split(measure(turn, carry[1]))
+    def body(carry: tuple, part: PyTree) -> tuple:
+        summed, rows, aux = split(measure(part, carry[1]))
         return (jax.tree.map(add, carry[0], summed), aux), rows
 
-    first = jax.tree.map(lambda x: x[0], turns)
-    shapes = jax.eval_shape(lambda turn, aux: split(measure(turn, aux))[0], first, aux)
+    first = jax.tree.map(lambda x: x[0], parts)
+    shapes = jax.eval_shape(lambda part, aux: split(measure(part, aux))[0], first, aux)
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-    (total, aux), rows = jax.lax.scan(body, (zero, aux if carries_aux else None), turns)
+    (total, aux), rows = jax.lax.scan(body, (zero, aux if carries_aux else None), parts)
     curvature = total.curvature if rows is None else FACTORED.average(rows, jnp.full(count, 1 / count))
     return dataclasses.replace(total, curvature=curvature, aux=aux if carries_aux else total.aux)
