@@ -9,7 +9,7 @@ from bayesrule.families.dirichlet import Dirichlet
 from bayesrule.families.gamma import Gamma, NormalGamma
 from bayesrule.families.point_mass import Peak
 from bayesrule.families.wishart import NormalWishart, Wishart
-from bayesrule.models.component_predictive import predictive
+from bayesrule.models.component_predictive import build_predictive
 from bayesrule.models.factor_analysis_missing import impute, log_likelihoods, scores
 
 RANDOM = np.random.default_rng(0)
@@ -25,36 +25,36 @@ def entries(made):
 
 
 def test_gaussian_components_are_student_t():
-    actual = predictive(FULL).log_prob(ROWS)[:, 0]
+    actual = build_predictive(FULL).log_prob(ROWS)[:, 0]
     expected = stats.multivariate_t([1.0, 2.0], np.linalg.inv(SCALE) * 1.5 / 5, df=5).logpdf(ROWS)
     assert_allclose(actual, expected, rtol=1e-12)
     a, b, k, m = (np.asarray(getattr(DIAGONAL, name))[0] for name in ("shape", "rate", "count", "mean"))
     by_entry = entries(lambda d: stats.t(2 * a[d], m[d], np.sqrt(b[d] * (k[d] + 1) / (a[d] * k[d]))))
-    assert_allclose(predictive(DIAGONAL).log_prob(ROWS)[:, 0], by_entry, rtol=1e-12)
+    assert_allclose(build_predictive(DIAGONAL).log_prob(ROWS)[:, 0], by_entry, rtol=1e-12)
 
 
 def test_at_a_peak_they_are_gaussian():
     at = Peak(FULL).mean
     expected = stats.multivariate_normal(at["mean"][0], np.linalg.inv(at["precision"][0])).logpdf(ROWS)
-    assert_allclose(predictive(Peak(FULL)).log_prob(ROWS)[:, 0], expected, rtol=1e-12)
+    assert_allclose(build_predictive(Peak(FULL)).log_prob(ROWS)[:, 0], expected, rtol=1e-12)
     at = Peak(DIAGONAL).mean
     by_entry = entries(lambda d: stats.norm(at["mean"][0, d], at["precision"][0, d] ** -0.5))
-    assert_allclose(predictive(Peak(DIAGONAL)).log_prob(ROWS)[:, 0], by_entry, rtol=1e-12)
+    assert_allclose(build_predictive(Peak(DIAGONAL)).log_prob(ROWS)[:, 0], by_entry, rtol=1e-12)
 
 
 def test_counts_and_categories():
     rows = RANDOM.poisson(3.0, (6, 2)).astype(float)
     expected = stats.nbinom(2, 0.5).logpmf(rows[:, 0]) + stats.nbinom(5, 1 / 3).logpmf(rows[:, 1])
-    assert_allclose(predictive(COUNTS).log_prob(rows)[:, 0], expected, rtol=1e-12)
+    assert_allclose(build_predictive(COUNTS).log_prob(rows)[:, 0], expected, rtol=1e-12)
     rates = np.asarray(Peak(COUNTS).mean)[0]
-    assert_allclose(predictive(Peak(COUNTS)).log_prob(rows)[:, 0], stats.poisson(rates).logpmf(rows).sum(1))
-    table = predictive(Dirichlet(np.array([[1.0, 3.0], [2.0, 2.0]])))
+    assert_allclose(build_predictive(Peak(COUNTS)).log_prob(rows)[:, 0], stats.poisson(rates).logpmf(rows).sum(1))
+    table = build_predictive(Dirichlet(np.array([[1.0, 3.0], [2.0, 2.0]])))
     assert_allclose(np.exp(table.log_prob(np.array([1.0, np.nan]))), [[0.75, 0.5], [1.0, 1.0]])
 
 
 @pytest.mark.parametrize("block", [FULL, DIAGONAL, COUNTS, Peak(FULL), Peak(DIAGONAL), Peak(COUNTS)])
 def test_moments_are_those_of_draws(block):
-    actual, size = predictive(block), 100_000
+    actual, size = build_predictive(block), 100_000
     drawn = actual.sample(np.random.RandomState(0), np.zeros(size, int))
     assert_allclose(drawn.mean(0), actual.mean[0], atol=5 * np.sqrt(actual.variance[0].max() / size))
     assert_allclose(drawn.var(0), actual.variance[0], rtol=0.1)
@@ -62,12 +62,12 @@ def test_moments_are_those_of_draws(block):
 
 def test_what_is_missing_counts_for_nothing():
     holes = np.array([[np.nan, 1.0], [np.nan, np.nan]])
-    assert_allclose(predictive(FULL).log_prob(holes), 0)
-    actual = predictive(DIAGONAL).log_prob(holes)[:, 0]
+    assert_allclose(build_predictive(FULL).log_prob(holes), 0)
+    actual = build_predictive(DIAGONAL).log_prob(holes)[:, 0]
     assert_allclose(actual[0], stats.t(6, 2.0, np.sqrt(4 * 4 / (3 * 3))).logpdf(1.0))
     assert actual[1] == 0
     with pytest.raises(ValueError, match="Wishart block is not known"):
-        predictive(Wishart(6.0, SCALE))
+        build_predictive(Wishart(6.0, SCALE))
 
 
 def test_rows_with_holes():

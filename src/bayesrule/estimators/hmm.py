@@ -12,7 +12,7 @@ from sklearn.utils.validation import check_is_fitted
 from ..factor_graph.model import Model
 from ..families.product import Product
 from ..models import hmm
-from ..models.component_predictive import draw_categories, mean_and_precision, predictive
+from ..models.component_predictive import build_predictive, draw_categories, mean_and_precision
 from ..models.starts.clusters import with_shifted_mean
 from ..numerics.checks import positive_int
 from ..numerics.random import Key
@@ -90,7 +90,7 @@ class _HMM(SequenceModel):
         check_is_fitted(self)
         series = self._series(Y, ahead=ahead)
         steps = self._observed(series)
-        log_densities = predictive(self.posterior_["states"]).log_prob(steps.reshape(-1, *steps.shape[2:]))
+        log_densities = build_predictive(self.posterior_["states"]).log_prob(steps.reshape(-1, *steps.shape[2:]))
         chain: Any = (self.startprob_, self.transmat_, log_densities.reshape(*steps.shape[:2], -1))
         return series, hmm.Hidden(*chain)
 
@@ -135,7 +135,7 @@ class _HMM(SequenceModel):
         series, chain = self._chain(Y, check_horizon(steps))
         # The padding beyond the end of a series is missing steps, for which the filter gives forecasts.
         probabilities = np.asarray(hmm.filter(*chain))
-        emissions = predictive(self.posterior_["states"])
+        emissions = build_predictive(self.posterior_["states"])
         ahead = lambda index, length: probabilities[index, length : length + steps]
         mean = series.each(lambda *at: ahead(*at) @ emissions.mean)
         if not return_std:
@@ -154,7 +154,7 @@ class _HMM(SequenceModel):
         for _ in range(n_samples - 1):
             states.append(draw_categories(random, self.transmat_[states[-1]]))
         path = np.concatenate(states)
-        rows = predictive(self.posterior_["states"]).sample(random, path)
+        rows = build_predictive(self.posterior_["states"]).sample(random, path)
         return rows.reshape(n_samples, -1), path
 
 

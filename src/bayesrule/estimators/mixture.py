@@ -14,7 +14,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ..factor_graph.model import Model
 from ..families.point_mass import Peak
 from ..families.product import Product
-from ..models.component_predictive import mean_and_precision, predictive
+from ..models.component_predictive import build_predictive, mean_and_precision
 from ..models.mixture import gaussian_mixture, usual_priors
 from ..models.starts.clusters import with_shifted_mean
 from ..numerics.checks import positive_int
@@ -149,7 +149,7 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
     def _log_joint(self, X: np.ndarray) -> np.ndarray:
         """log E π_k + log p(y_n | k), (N, K)."""
         log_weights = np.log(np.maximum(self.weights_, np.finfo(float).tiny))
-        return log_weights + predictive(self.posterior_["components"]).log_prob(X)
+        return log_weights + build_predictive(self.posterior_["components"]).log_prob(X)
 
     @double_precision
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -182,7 +182,7 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         positive_int("n_samples", n_samples)
         random = check_random_state(self.random_state)
         labels = np.repeat(np.arange(len(self.weights_)), random.multinomial(n_samples, self.weights_))
-        return predictive(self.posterior_["components"]).sample(random, labels), labels
+        return build_predictive(self.posterior_["components"]).sample(random, labels), labels
 
     def _n_parameters(self) -> int:
         """The number of free parameters."""

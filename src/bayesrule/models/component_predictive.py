@@ -1,7 +1,8 @@
 r"""Predictive distributions of a mixture's components in closed form: $p(y \mid k) = ∫ f(y \mid θ_k) q(θ_k) dθ_k$.
 
-`predictive(block)` of the components of a mixture or a hidden Markov model is a Student-t, a negative binomial or the
-mean probabilities; of a `Peak`, as EM's blocks are, it is f at the peak. All in NumPy, so that nothing is compiled.
+`build_predictive(block)` takes the block of a mixture's or a hidden Markov model's components. The predictive of each
+component is a Student-t, a negative binomial, or categorical with the mean probabilities; for a `Peak`, such as EM's
+blocks, it is f at the peak. All in NumPy, so that nothing is compiled.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ from ..families.wishart import NormalWishart
 
 
 @dataclass(frozen=True)
-class Student:
-    """Gaussian components: Student-t, or Gaussian if `dof` is None.
+class GaussianPredictive:
+    """The predictive of Gaussian components: Student-t, or Gaussian if `dof` is None.
 
     Args:
         location: the centres.
-        precision: (K, D, D), where a row is observed or missing as a whole; or (K, D) for independent entries, which
-            may be missing one by one.
+        precision: the inverse of the squared scale, which for a Student-t is not the inverse of its covariance: (K, D,
+            D), where a row is observed or missing as a whole; or (K, D) for independent entries, which may be missing
+            one by one.
         dof: the degrees of freedom, for each component, or for each of its entries.
     """
 
@@ -36,12 +38,12 @@ class Student:
     dof: ndarray | None
 
     def log_prob(self, y: Float[ndarray, "N D"]) -> Float[ndarray, "N K"]:
-        """log p(y_n | k) of what was observed; 0 for a missing row."""
+        """log p(y_n | k) of the observed entries; 0 for a missing row."""
         full = self.precision.ndim == 3
         if full:
-            roots = np.linalg.cholesky(self.precision)
-            parts = [np.sum(((y - m) @ root) ** 2, axis=1) for m, root in zip(self.location, roots, strict=True)]
-            square, half_log_det = np.stack(parts, axis=1), np.log(np.diagonal(roots, axis1=1, axis2=2)).sum(1)
+            cholesky = np.linalg.cholesky(self.precision)
+            squares = [np.sum(((y - m) @ L) ** 2, axis=1) for m, L in zip(self.location, cholesky, strict=True)]
+            square, half_log_det = np.stack(squares, axis=1), np.log(np.diagonal(cholesky, axis1=1, axis2=2)).sum(1)
         else:
             square, half_log_det = (y[:, None] - self.location) ** 2 * self.precision, 0.5 * np.log(self.precision)
         size = y.shape[1] if full else 1
@@ -51,7 +53,8 @@ class Student:
             exponent = 0.5 * (self.dof + size)
             constant = gammaln(exponent) - gammaln(0.5 * self.dof) - 0.5 * size * np.log(np.pi * self.dof)
             log_prob = half_log_det + constant - exponent * np.log1p(square / self.dof)
-        log_prob = np.where(np.isnan(log_prob), 0.0, log_prob)
+        missing = np.isnan(y).any(axis=1)[:, None] if full else np.isnan(y)[:, None]
+        log_prob = np.where(missing, 0.0, log_prob)
         return log_prob if full else log_prob.sum(-1)
 
     @property
@@ -68,11 +71,11 @@ class Student:
         return scale * np.where(dof > 2, dof / np.where(dof > 2, dof - 2, 1.0), np.inf)
 
     def sample(self, random: Any, states: Int[ndarray, " S"]) -> Float[ndarray, "S D"]:
-        """A row from each of these components; `random` is a NumPy RandomState."""
+        """Draw a row from each of these components; `random` is a NumPy RandomState."""
         noise = random.standard_normal((len(states), self.location.shape[1]))
         if self.precision.ndim == 3:
-            roots = np.linalg.inv(np.linalg.cholesky(self.precision))
-            noise = np.einsum("sd,sde->se", noise, roots[states])
+            inverse_cholesky = np.linalg.inv(np.linalg.cholesky(self.precision))
+            noise = np.einsum("sd,sde->se", noise, inverse_cholesky[states])
         else:
             noise = noise / np.sqrt(self.precision[states])
         if self.dof is not None:
@@ -83,8 +86,8 @@ class Student:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Poisson components: negative binomial under a gamma with this shape and rate.
+class PoissonPredictive:
+    """The predictive of Poisson components: negative binomial, where the rate has a gamma with this shape and rate.
 
     If `shape` is None, Poisson with this rate.
     """
@@ -116,8 +119,11 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Categories:
-    """Categorical components, y one label for each row; mean and variance are those of its indicators."""
+class CategoricalPredictive:
+    """The predictive of categorical components; y has one label for each row.
+
+    Mean and variance are those of the label's one-hot encoding.
+    """
 
     probabilities: Float[ndarray, "K V"]
 
@@ -139,7 +145,7 @@ class Categories:
 
 
 def draw_categories(random: Any, probabilities: Float[ndarray, "S K"]) -> Int[ndarray, " S"]:
-    """A category drawn from each row of probabilities; `random` is a NumPy RandomState."""
+    """Draw a category from each row of probabilities; `random` is a NumPy RandomState."""
     cumulative = np.cumsum(probabilities, axis=1)
     return np.sum(random.uniform(size=(len(cumulative), 1)) * cumulative[:, -1:] >= cumulative, axis=1)
 
@@ -150,11 +156,11 @@ def mean_and_precision(block: Any) -> tuple[Float[ndarray, "K D"], ndarray]:
     return np.asarray(family.mean), np.asarray(block.expectation()[1])
 
 
-def predictive(block: Any) -> Student | Counts | Categories:
-    """The predictive distribution of each plate of a block: normal–Wishart, normal–gamma, gamma or Dirichlet.
+def build_predictive(block: Any) -> GaussianPredictive | PoissonPredictive | CategoricalPredictive:
+    """Build the predictive distributions of the components of a normal–Wishart, normal–gamma, gamma or Dirichlet block.
 
     >>> from bayesrule.families.gamma import Gamma
-    >>> negative_binomial = predictive(Gamma(shape=np.array([[2.0]]), rate=np.array([[1.0]])))
+    >>> negative_binomial = build_predictive(Gamma(shape=np.array([[2.0]]), rate=np.array([[1.0]])))
     >>> np.exp(negative_binomial.log_prob(np.array([[0.0], [1.0]]))).tolist()
     [[0.25], [0.25]]
     """
@@ -163,18 +169,19 @@ def predictive(block: Any) -> Student | Counts | Categories:
     arrays = lambda *values: [np.asarray(value, float) for value in values]
     if isinstance(family, NormalWishart | NormalGamma) and is_peak:
         location, precision = arrays(block.mean["mean"], block.mean["precision"])
-        return Student(location, precision, None)
+        return GaussianPredictive(location, precision, None)
     if isinstance(family, NormalWishart):
         location, count, df, scale = arrays(family.mean, family.count, family.df, family.scale)
         dof = df - location.shape[-1] + 1
-        return Student(location, (dof * count / (count + 1))[:, None, None] * scale, dof)
+        return GaussianPredictive(location, (dof * count / (count + 1))[:, None, None] * scale, dof)
     if isinstance(family, NormalGamma):
         location, count, shape, rate = arrays(family.mean, family.count, family.shape, family.rate)
-        return Student(location, shape / rate * count / (count + 1), 2 * shape)
+        return GaussianPredictive(location, shape / rate * count / (count + 1), 2 * shape)
     if isinstance(family, Gamma):
-        return Counts(None, *arrays(block.mean)) if is_peak else Counts(*arrays(family.shape, family.rate))
+        shape_and_rate = [None, *arrays(block.mean)] if is_peak else arrays(family.shape, family.rate)
+        return PoissonPredictive(*shape_and_rate)
     if isinstance(family, Dirichlet):
-        return Categories(*arrays(block.mean))
+        return CategoricalPredictive(*arrays(block.mean))
     raise ValueError(
         f"The predictive distribution of a {type(family).__name__} block is not known in closed form: use a "
         "normal–Wishart, normal–gamma, gamma or Dirichlet block."
