@@ -164,6 +164,23 @@ def test_newton_s_m_step_where_nothing_is_conjugate():
     assert_allclose(again.q["w"].mean, result.q["w"].mean, rtol=1e-10)
 
 
+def test_a_repeated_m_step_measures_nothing():
+    """One block takes a plain step, the other several of Newton's, of which no objective is known."""
+
+    def log_likelihood(w, b, x, y):
+        return jax.nn.log_sigmoid((2 * y - 1) * (x @ w + b[0]))
+
+    blocks = {"w": blr.Gaussian(jnp.zeros(2), jnp.eye(2)), "b": blr.Gaussian(jnp.zeros(1), jnp.eye(1))}
+    factor = blr.Factor(log_likelihood, "w", "b", data=("x", "y"), points=blr.Delta())
+    model, data = blr.Model(blocks, {"y": factor}), {"x": np.eye(2), "y": np.array([0.0, 1.0])}
+    rule = blr.em("b", m_steps=4)
+    state, info = rule.step(model, rule.init(None, model), data, jax.random.key(0))
+    assert np.isnan(info.objective)
+    assert info.decrement is None
+    assert info.finite
+    assert state.count == 1
+
+
 @pytest.mark.extended
 def test_a_peak_is_where_the_inner_product_is_largest():
     members = [

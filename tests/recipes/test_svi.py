@@ -108,7 +108,7 @@ def test_loops_of_one_s_own():
     state, _ = step(model, rule.init(None, model), blr.Rows(batch, index))
     assert_allclose(jnp.sum(state.q["weights"].concentration), 156, rtol=1e-10)
     assert_allclose(state.q["z"].logits[30:], 0)
-    with pytest.raises(ValueError, match=r"Local blocks have 150 rows and the batch 30: say which they are"):
+    with pytest.raises(ValueError, match=r"Local blocks have 150 rows and the batch 30 without an index"):
         rule.step(model, rule.init(None, model), batch)
     shared = blr.Model({"m": blr.DiagonalGaussian(0.0)}, {"y": factors.normal("y", mean="m")}, size=100)
     cvi = blr.cvi(1.0)

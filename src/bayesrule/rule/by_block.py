@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 
 def step_blocks(rule: Rule, model: Model, state: State, batch: PyTree, key: Key | None, request: Request) -> StepResult:
-    """Move each group of blocks in turn, with the others where they are (section 5.2's coordinate-wise steps)."""
+    """Take one step for each group of blocks in turn, with the other blocks fixed (section 5.2)."""
     rows = model.batch_rows(batch)
     q = _batch_part(state.q, model, rows.index)
     sweep = Sweep("parallel") if rule.steps.sweep is None else rule.steps.sweep
     groups = sweep.groups(model.order)
     if model.local and rows.index is None and rows.examples and model.rows(rows) != model.size:
         raise ValueError(
-            f"Local blocks have {model.size} rows and the batch {model.rows(rows)}: say which they are, "
-            "blr.Rows(batch, index)."
+            f"Local blocks have {model.size} rows and the batch {model.rows(rows)} without an index, so that it is not "
+            "known which rows of the blocks to update: pass blr.Rows(batch, index)."
         )
     # If the sweep is a single step of a single group, that step's own diagnostics are those of the sweep.
     single = len(groups) == 1 and rows.weights is None and sweep.peaks == 1 and sweep.local in (None, 1)
@@ -47,7 +47,7 @@ def step_blocks(rule: Rule, model: Model, state: State, batch: PyTree, key: Key 
     for place, group in enumerate(groups):
         group_key = None if key is None else jax.random.fold_in(key, place)
         moved: dict[str, Any] = {}
-        for names in _by_weighting(model, group, rows):  # Blocks of one group all start from the same q.
+        for names in _split_by_weighting(model, group, rows):  # Blocks of one group all start from the same q.
             part_key = None if group_key is None else jax.random.clone(group_key)
             part, info = _step_group(rule, model, sweep, names, q, state, rows, part_key, request)
             moved |= part.blocks
@@ -56,19 +56,20 @@ def step_blocks(rule: Rule, model: Model, state: State, batch: PyTree, key: Key 
         q = Product({**q.blocks, **moved})
     full = _with_batch_part(state.q, q, model, rows.index)
     after = State(full, state.count + 1, state.previous, state.average, state.aux, state.scale)
-    return after, _combined(infos, fractions, contributions), None
+    return after, _combine_infos(infos, fractions, contributions), None
 
 
-def _by_weighting(model: Model, names: tuple[str, ...], rows: Rows) -> list[tuple[str, ...]]:
-    """The group, or where rows are weighted its local blocks and its shared blocks.
+def _split_by_weighting(model: Model, names: tuple[str, ...], rows: Rows) -> list[tuple[str, ...]]:
+    """Split a group into its local and its shared blocks, where rows count differently for the two.
 
-    A row's weight does not multiply the messages to the row's own block, so the two need objectives of their own.
+    A shared block's messages are multiplied by the rows' weights and, on a mini-batch (rows with an index), by N/M. The
+    messages to a row's own block are not, so the two parts need objectives of their own.
     """
-    local = tuple(name for name in names if name in model.local)
-    shared = tuple(name for name in names if name not in model.local)
     if rows.weights is None and rows.index is None:
         return [names]
-    return [part for part in (local, shared) if part]
+    local_names = tuple(name for name in names if name in model.local)
+    shared_names = tuple(name for name in names if name not in model.local)
+    return [part for part in (local_names, shared_names) if part]
 
 
 def _step_group(
@@ -82,23 +83,24 @@ def _step_group(
     key: Key | None,
     request: Request,
 ) -> tuple[Product, Info]:
-    """A group of blocks after its step, or after as many steps as the sweep allows it."""
+    """Take one step for a group of blocks, or as many as the sweep allows it, from the group's current members."""
     conditional = model.conditional_on(names, q)
-    local = sweep.local is not None and all(name in model.local for name in names)
+    repeats_local = sweep.local is not None and all(name in model.local for name in names)
     settings = {"temperature": rule.steps.temperature, "units": rule.steps.units, "reverse": rule.steps.reverse}
-    # The pieces were checked when the rule was built, and plain steps need nothing more, so they are not checked again.
-    plain = eqx.tree_at(lambda r: r.steps, rule, Steps(1.0 if local else rule.steps.rates, **settings))
+    # `tree_at` replaces the steps without building a new rule, whose constructor would check that its pieces fit. They
+    # were checked with the sweep, and steps without momentum, averages or scaling need no more.
+    plain = eqx.tree_at(lambda r: r.steps, rule, Steps(1.0 if repeats_local else rule.steps.rates, **settings))
     first = Product({name: q.blocks[name] for name in names})
     has_point_mass = any(isinstance(block, Peak) for block in first.blocks.values())
-    most = (sweep.local or 1) if local else sweep.peaks if has_point_mass else 1
+    max_repetitions = (sweep.local or 1) if repeats_local else sweep.peaks if has_point_mass else 1
 
     def step_once(part: Product) -> tuple[Product, Info]:
         after, info, _ = step_plain(plain, conditional, State(part, state.count), rows, key, request)
         return after.q, info
 
-    if most == 1:
+    if max_repetitions == 1:
         return step_once(first)
-    if local:
+    if repeats_local:
         # Restart local blocks at every visit: a warm start from the previous global parameters can trap them in a poor
         # optimum.
         count = jax.tree.leaves(first)[0].shape[0]
@@ -111,43 +113,50 @@ def _step_group(
         return step_plain(plain, conditional, State(part, state.count), rows, same_key, unchecked)[0].q
 
     def converge(part: Product, rows: Rows) -> Product:
-        return _repeated(lambda part: step_again(part, rows), part, most, sweep.tolerance)
+        return _repeat_until_converged(lambda part: step_again(part, rows), part, max_repetitions, sweep.tolerance)
 
-    if local and sweep.together is not None and len(names) == len(model.local):
-        part = _in_chunks(converge, first, rows, sweep.together)
+    if repeats_local and sweep.together is not None and len(names) == len(model.local):
+        part = _converge_in_chunks(converge, first, rows, sweep.together)
     else:
         part = converge(first, rows)
     # For diagnostics one more step is taken, since its decrement says how much is still to gain.
-    return step_once(part) if request.diagnose else _checked_at_the_end(first, part, state.count, plain)
+    return step_once(part) if request.diagnose else _keep_if_finite(first, part, state.count, plain)
 
 
-def _checked_at_the_end(first: Product, part: Product, count: Array, plain: Rule) -> tuple[Product, Info]:
-    """The blocks after repeated unchecked steps, or as they were if the result is not finite; and an `Info` of both."""
+def _keep_if_finite(first: Product, part: Product, count: Array, plain: Rule) -> tuple[Product, Info]:
+    """Keep the blocks after their repeated steps if they are finite, else those before; and report it in an `Info`.
+
+    The repeated steps are not checked one by one, since a NaN stays one.
+    """
     finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(part)]))
     part = jax.tree.map(lambda new, old: jnp.where(finite, new, old), part, first)
-    inside, one, zero = jnp.all(part.inside()), jnp.ones(()), jnp.zeros(())
+    inside = jnp.all(part.inside())
     rate = jnp.asarray(at(plain.steps.rates.mean, count), float)
-    return part, Info(zero, rate, ~inside, one, finite, inside, decrement=zero)
+    # The steps returned no Info, so the objective is not known, and nobody asked for a decrement.
+    unknown = jnp.full((), jnp.nan, rate.dtype)
+    return part, Info(unknown, rate, ~inside, jnp.ones(()), finite, inside)
 
 
-def _repeated(step_once: Callable[[Product], Product], part: Product, most: int, tolerance: Any) -> Product:
-    """Repeat a step at most `most` times, until λ changes by no more than `tolerance`."""
+def _repeat_until_converged(
+    step_once: Callable[[Product], Product], part: Product, max_repetitions: int, tolerance: Any
+) -> Product:
+    """Repeat a step at most `max_repetitions` times, until λ changes by no more than `tolerance`."""
 
     def body(carry: tuple) -> tuple:
         new = step_once(carry[0])
         return new, _change(new, carry[0]), carry[2] + 1
 
     def unfinished(carry: tuple) -> Array:
-        return (carry[2] < most) & (carry[1] > tolerance)
+        return (carry[2] < max_repetitions) & (carry[1] > tolerance)
 
     start = (part, jnp.asarray(jnp.inf, _change(part, part).dtype), jnp.zeros((), int))
     return jax.lax.while_loop(unfinished, body, start)[0]
 
 
-_WIDTHS = 4  # Ragged rows are padded to one of this many widths, each of which is compiled.
+_WIDTH_COUNT = 4  # Ragged rows are padded to one of this many widths, for each of which the step is compiled.
 
 
-def _in_chunks(converge: Callable[[Product, Rows], Product], part: Product, rows: Rows, size: int) -> Product:
+def _converge_in_chunks(converge: Callable[[Product, Rows], Product], part: Product, rows: Rows, size: int) -> Product:
     """Converge `size` rows at a time: rows of local blocks are independent, so each chunk stops when its own are done.
 
     Ragged rows are sorted by length, and each chunk is padded to the smallest of a few widths that holds it.
@@ -155,10 +164,13 @@ def _in_chunks(converge: Callable[[Product, Rows], Product], part: Product, rows
     ragged = [x for x in rows.examples.values() if isinstance(x, Ragged)]
     count = jax.tree.leaves(part)[0].shape[0]
     order = jnp.argsort(ragged[0].lengths) if ragged else jnp.arange(count)
+    # The last chunk is filled up with repetitions of the last row, whose results are dropped.
     padded_order = order[jnp.minimum(jnp.arange(-(-count // size) * size), count - 1)]
     chunked = lambda tree: jax.tree.map(lambda x: x[padded_order].reshape((-1, size, *x.shape[1:])), tree)
     widest = ragged[0].shape[1] if ragged else 0
-    widths = sorted({min(widest, -(-widest * i // _WIDTHS // 16) * 16 or 16) for i in range(1, _WIDTHS)} | {widest})
+    # The widths are ¼, ½, ¾ of the widest, rounded up to multiples of 16, and the widest itself.
+    fractions = range(1, _WIDTH_COUNT)
+    widths = sorted({min(widest, -(-widest * i // _WIDTH_COUNT // 16) * 16 or 16) for i in fractions} | {widest})
 
     def cut(examples: dict[str, Any], width: int) -> Rows:
         shortened = lambda x: x.cut(width) if isinstance(x, Ragged) else x
@@ -201,8 +213,8 @@ def _with_batch_part(q: Product, part: Product, model: Model, index: Array | Non
     return Product({**part.blocks, **own})
 
 
-def _combined(infos: list[Info], fractions: dict[str, Array], contributions: dict[str, Any] | None) -> Info:
-    """The info of a sweep from those of its groups; `contributions` has the terms of the bound before the sweep."""
+def _combine_infos(infos: list[Info], fractions: dict[str, Array], contributions: dict[str, Any] | None) -> Info:
+    """Combine the infos of a sweep's groups into one; `contributions` are the terms of the bound before the sweep."""
     total = lambda values: sum(values, start=jnp.zeros(()))
     last = infos[-1]
     loss, bound = last.objective, last.bound if len(infos) == 1 else None

@@ -43,7 +43,7 @@ class Info(eqx.Module):
 
     objective: Float[Array, ""]
     """ℓ̄ at the points of this step, before the step. A sweep over blocks without its bound (on mini-batches) has the
-    sum of the factors that touch the last block."""
+    sum of the factors that touch the last block; NaN if that block repeated its step, which measures nothing more."""
     rate: Float[Array, ""]
     """The mean's rate times the fraction of the step that was taken, in the units of `Steps`."""
     guard: Bool[Array, ""]
