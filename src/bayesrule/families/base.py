@@ -11,7 +11,7 @@ import dataclasses
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, TypeVar
 
 import equinox as eqx
 import jax
@@ -25,16 +25,64 @@ from ..numerics.random import Key
 from ..steps.needs import Need
 from ..steps.step import Step
 
+if TYPE_CHECKING:
+    from .gaussian.precision import Structure
+
 Q = TypeVar("Q", bound="Family")
 """A member of some family, in the signature of a function that returns a member of the same one."""
+
+Served = TypeVar("Served", contravariant=True)
+"""The kind of q that a piece of a rule is written for: `Quadrature` is `Points[GaussianFamily | ConditionalFamily]`.
+
+A rule holds its pieces without this parameter: whether they go together is checked when it is built (`needs`). A piece
+of your own may leave it out too: `class Mine(Points)`.
+"""
+
+
+class HasMean(Protocol):
+    """A q with a mean in the shape of θ: most families, but not those of categories."""
+
+    @property
+    def mean(self) -> PyTree:
+        """E_q θ."""
+        ...
+
+
+class _Measured(HasMean, Protocol):
+    """What averaging measurements over points asks of q; the methods are those of `Family`."""
+
+    def to_step_terms(self, gradient: PyTree, curvature: Any, theta: PyTree, factors: PyTree) -> tuple[PyTree, Any]:
+        """See `Family.to_step_terms`."""
+        ...
+
+    def latent_correction(self, theta: PyTree) -> tuple[Array, PyTree, Any] | None:
+        """See `Family.latent_correction`."""
+        ...
+
+
+class _ClassHasStructure(_Measured, Protocol):
+    """All members have one structure: a `GaussianFamily`, a `ConditionalFamily`."""
+
+    structure: ClassVar[Structure]
+
+
+class _MemberHasStructure(_Measured, Protocol):
+    """The structure depends on what the member is made of: a `SpikeSlab`, a `Product`."""
+
+    @property
+    def structure(self) -> Structure: ...
+
+
+HasStructure: TypeAlias = _ClassHasStructure | _MemberHasStructure
+"""A q whose step takes a curvature, measured in the form of its `structure`."""
 
 
 class Family(eqx.Module):
     """A distribution q(θ) that the rule can move.
 
     θ is any pytree. Fields are arrays, pytrees of arrays, or static; a member never changes, a step makes a new one. A
-    subclass must give `sample`, `log_prob`, `entropy`, `inside`, `moved` and, if `fit` is to stop by a tolerance,
-    `decrement(step)`. The other methods have defaults that suit families without a latent variable.
+    subclass must give `sample`, `log_prob`, `entropy`, `inside`, `moved` and, for `fit` to follow the bound,
+    `decrement`. The other methods have defaults that suit families without a latent variable.
     """
 
     label: ClassVar[str] = "Family"
@@ -207,6 +255,37 @@ class Family(eqx.Module):
         Returns:
             A member of the same structure, shapes and dtypes.
         """
+
+    def decrement(self, step: Step) -> Float[Array, ""]:
+        """The nats that the bound can still gain, to second order: ½⟨d, F d⟩ for the natural gradient d of the step.
+
+        Called with the bound, before each step of a fit on all data or with a tolerance, which stops below it.
+
+        Args:
+            step: as `moved` takes it.
+        """
+        raise ValueError(
+            f"A fit that follows the bound asks how much there is still to gain, and {type(self).__name__} does not "
+            "say: define decrement(step), ½⟨d, F d⟩ for the natural gradient d of the step."
+        )
+
+    def gradient_like(self) -> PyTree:
+        """A pytree with the shapes and dtypes of a step's gradient; called to start its running average at 0."""
+        raise ValueError(
+            f"The rule averages gradients, and {type(self).__name__} does not say what shape they have: define "
+            "gradient_like()."
+        )
+
+    def trace(self, curvature: Any) -> Float[Array, ""]:
+        """tr(S⁻¹H), summed over the batch; called for the second-order term ½ tr(HS⁻¹) of the delta method's bound.
+
+        Args:
+            curvature: H in the family's structure.
+        """
+        raise ValueError(
+            f"The bound of the delta method has the term ½ tr(HS⁻¹), and a {type(self).__name__} has no precision S: "
+            "use MonteCarlo() points."
+        )
 
     def added(self, first: Any, second: Any) -> Any:
         """The sum of two curvatures, in the family's structure; None where its step takes no curvature.

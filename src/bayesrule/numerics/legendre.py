@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+if TYPE_CHECKING:
+    from ..families.base import ExponentialFamily
 
-def legendre(q: Any, expectation: PyTree) -> PyTree:
+
+def legendre(q: ExponentialFamily, expectation: PyTree) -> PyTree:
     """λ = ∇A*(μ), the solution of ∇A(λ) = μ, from q's own λ; differentiable to any order in μ."""
     target = q.coordinates(expectation)
     where = jax.lax.stop_gradient(q)

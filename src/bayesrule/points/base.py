@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, Generic, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from ..families.base import Family
+from ..families.base import Family, HasMean, Served
 from ..families.gaussian.precision import SharedFeatures
 from ..numerics.random import Key
 from ..numerics.trees import ravel
 from ..steps.needs import Need
-from .gaussian_outputs import check_gaussian
+from .gaussian_outputs import as_gaussian
 
 
 class PointSet(NamedTuple):
@@ -33,7 +33,7 @@ class PointSet(NamedTuple):
     factors: PyTree = None
 
 
-class Points(eqx.Module):
+class Points(eqx.Module, Generic[Served]):
     """Where the loss is evaluated, to stand for E_q.
 
     To write your own, implement `at`, and set `meaning`, which is printed, and `random` if it takes a key.
@@ -69,12 +69,12 @@ class Points(eqx.Module):
         """Whether the points over so many dimensions are few enough to be evaluated; only grids may be too large."""
         return True
 
-    def part(self, q: Any, key: Key) -> PointSet:
+    def part(self, q: Served, key: Key) -> PointSet:
         """The points of one part, whose weights sum to 1. Called `parts` times, each with a key of its own."""
         return self.at(q, key)
 
     @abstractmethod
-    def at(self, q: Any, key: Key | None) -> PointSet:
+    def at(self, q: Served, key: Key | None) -> PointSet:
         """Choose the points for this q.
 
         Called in every step (and by a guard at the q that it considers, with the same key), inside the compiled
@@ -89,7 +89,7 @@ class Points(eqx.Module):
         """
 
     def outputs(
-        self, q: Any, center: Float[Array, "B K"], jacobian: PyTree, key: Key | None
+        self, q: Served, center: Float[Array, "B K"], jacobian: PyTree, key: Key | None
     ) -> tuple[Float[Array, "S B K"], Float[Array, " S"]]:
         """Choose points for outputs that are linear in θ, f = center + J(θ − m).
 
@@ -106,9 +106,9 @@ class Points(eqx.Module):
         Returns:
             The outputs at the points, and the points' weights.
         """
-        check_gaussian(q)
+        mean = as_gaussian(q).mean
         point_set = self.at(q, key)
-        deviation = ravel(jax.tree.map(jnp.subtract, point_set.theta, q.mean), 1)
+        deviation = ravel(jax.tree.map(jnp.subtract, point_set.theta, mean), 1)
         if isinstance(jacobian, SharedFeatures):
             return center + jacobian.outputs(deviation), point_set.weights
         return center + jnp.einsum("bkp,sp->sbk", ravel(jacobian, 2), deviation), point_set.weights
@@ -133,7 +133,7 @@ class Points(eqx.Module):
         )
 
 
-class Delta(Points):
+class Delta(Points[HasMean]):
     """One point, the mean: E_q f(θ) ≈ f(m), the delta method (`app:delta`)."""
 
     approximation: ClassVar[str] = "Delta method"
@@ -141,14 +141,14 @@ class Delta(Points):
     delta: ClassVar[bool] = True
     at_mean: ClassVar[bool] = True
 
-    def at(self, q: Any, key: Key | None) -> PointSet:
+    def at(self, q: HasMean, key: Key | None) -> PointSet:
         return PointSet(jax.tree.map(lambda m: m[None], q.mean), jnp.ones(1))
 
-    def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Key | None) -> tuple[Array, Array]:
+    def outputs(self, q: HasMean, center: Array, jacobian: PyTree, key: Key | None) -> tuple[Array, Array]:
         return center[None], jnp.ones(1)
 
 
-class Exact(Points):
+class Exact(Points[Family]):
     """No points at all: the objective is already a function of μ, linear or not."""
 
     meaning: ClassVar[str] = "none needed: the objective is E_q ℓ̄ as a function of μ"
@@ -163,7 +163,7 @@ class Exact(Points):
         ),
     )
 
-    def at(self, q: Any, key: Key | None) -> PointSet:
+    def at(self, q: Family, key: Key | None) -> PointSet:
         raise ValueError(
             "Exact() has no points of θ, because it takes an objective that is a function of μ. For a function of θ "
             "use Delta(), Quadrature() or MonteCarlo()."

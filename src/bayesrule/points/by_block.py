@@ -16,7 +16,7 @@ from ..steps.needs import Need
 from .base import Points, PointSet
 
 
-class Each(Points):
+class Each(Points[Product]):
     """Points for each block of a `Product`: `Each({"w": Relaxed(1.0), "b": MonteCarlo(1)})`."""
 
     blocks: dict[str, Points]
@@ -37,7 +37,7 @@ class Each(Points):
     def random(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # if one of them is
         return any(points.random for points in self.blocks.values())
 
-    def at(self, q: Any, key: Key | None) -> PointSet:
+    def at(self, q: Product, key: Key | None) -> PointSet:
         keys = [None] * len(self.blocks) if key is None else jax.random.split(key, len(self.blocks))
         sets = {name: points.at(q.blocks[name], k) for k, (name, points) in zip(keys, self.blocks.items(), strict=True)}
         count = max(point_set.weights.shape[0] for point_set in sets.values())

@@ -12,17 +12,19 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from ..families.gaussian.base import GaussianFamily
 from ..families.latent.base import ConditionalFamily
 from ..numerics.linalg import safe_sqrt
 
 
-def check_gaussian(q: Any) -> None:
-    """Raise where outputs that are linear in θ are not Gaussian under q."""
+def as_gaussian(q: Any) -> GaussianFamily:
+    """q itself, which must be a Gaussian; raise where outputs that are linear in θ are not Gaussian under it."""
     if isinstance(q, ConditionalFamily):
         raise ValueError(
             f"Objective(…, linear=True) integrates over outputs that are Gaussian, and under a {type(q).__name__} they "
             "are not: leave linear=True out, so that the points are values of θ."
         )
+    return q
 
 
 def output_points(

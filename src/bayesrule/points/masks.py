@@ -17,7 +17,7 @@ from ..steps.schedule import Number, number
 from .base import Points, PointSet
 
 
-class Masks(Points):
+class Masks(Points[SpikeSlab]):
     """Dropout: θ = z∘m with units z dropped at random, and z/π₁ on the derivatives (`eq:grad_loss`).
 
     Within the slab it is the delta method.
@@ -41,7 +41,7 @@ class Masks(Points):
         self.samples = positive_int("samples", samples)
         self.relaxation = None if relaxation is None else number(relaxation, "The relaxation")
 
-    def at(self, q: Any, key: Key | None) -> PointSet:
+    def at(self, q: SpikeSlab, key: Key | None) -> PointSet:
         if key is None:
             raise ValueError("Masks are random: pass key=jax.random.key(…).")
         if q.learnt and self.relaxation is None:
@@ -55,7 +55,7 @@ class Masks(Points):
         return f"Masks({self.samples}{'' if self.relaxation is None else f', relaxation={self.relaxation}'})"
 
 
-def apply_masks(q: Any, z: PyTree, relaxation: Any = None, weights: Array | None = None) -> PointSet:
+def apply_masks(q: SpikeSlab, z: PyTree, relaxation: Any = None, weights: Array | None = None) -> PointSet:
     """The points z∘m for masks with a leading axis, with the factors z/π₁ and (where relaxed) ∂z/∂π₁."""
     count = jax.tree.leaves(z)[0].shape[0]
     theta = jax.tree.map(lambda z, m: z * m, z, q.slab.mean)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, ClassVar
+from typing import ClassVar, Protocol
 
 import equinox as eqx
 import jax
@@ -12,18 +12,19 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..families.base import ExponentialFamily
+from ..families.gaussian.base import GaussianFamily
 from ..families.latent.base import ConditionalFamily
 from ..numerics.checks import positive_int
 from ..numerics.random import Key
 from ..numerics.trees import ravel, unravel
 from ..steps.needs import Need
 from .base import Points, PointSet
-from .gaussian_outputs import check_gaussian, output_points
+from .gaussian_outputs import as_gaussian, output_points
 
 _GRID_LIMIT = 100_000
 
 
-class Quadrature(Points):
+class Quadrature(Points[GaussianFamily | ConditionalFamily]):
     """Gauss–Hermite points of an order: a tensor grid over θ, exact for polynomials to degree 2·order − 1.
 
     Where the objective says `linear=True` the grid is over each example's outputs instead: one dimension for each
@@ -44,7 +45,7 @@ class Quadrature(Points):
         """Whether a grid in `size` dimensions is small enough to evaluate."""
         return self.order**size <= _GRID_LIMIT
 
-    def at(self, q: Any, key: Key | None) -> PointSet:
+    def at(self, q: GaussianFamily | ConditionalFamily, key: Key | None) -> PointSet:
         size = sum(leaf.size for leaf in jax.tree.leaves(q.mean))
         if isinstance(q, ConditionalFamily):
             _check_size(self.order, q.grid_axes)
@@ -56,10 +57,12 @@ class Quadrature(Points):
         deviation = noise @ jnp.linalg.cholesky(q.covariance()).T
         return PointSet(unravel(ravel(q.mean) + deviation, q.mean), weights)
 
-    def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Key | None) -> tuple[Array, Array]:
-        check_gaussian(q)
+    def outputs(
+        self, q: GaussianFamily | ConditionalFamily, center: Array, jacobian: PyTree, key: Key | None
+    ) -> tuple[Array, Array]:
+        gaussian = as_gaussian(q)
         noise, weights = self.output_noise(center, key)
-        return output_points(center, q.output_covariance(jacobian), noise), weights
+        return output_points(center, gaussian.output_covariance(jacobian), noise), weights
 
     def output_noise(self, mean: Float[Array, "B *K"], key: Key | None) -> tuple[Array, Array]:
         nodes, weights = grid(self.order, 1 if mean.ndim == 1 else mean.shape[-1])
@@ -89,7 +92,19 @@ def grid(order: int, size: int) -> tuple[Float[Array, "S D"], Float[Array, " S"]
     return jnp.asarray(points), jnp.asarray([np.prod(w) for w in itertools.product(weights, repeat=size)])
 
 
-class Enumeration(Points):
+class Enumerable(Protocol):
+    """A q over a small discrete set of values."""
+
+    def support(self) -> PyTree:
+        """Every value of θ, along a leading axis."""
+        ...
+
+    def log_prob(self, theta: PyTree, /) -> Float[Array, "..."]:
+        """See `Family.log_prob`."""
+        ...
+
+
+class Enumeration(Points[Enumerable]):
     """Every value of a small discrete θ, weighted by q: the expectation itself."""
 
     meaning: ClassVar[str] = "E_q f(θ) as the sum over every θ"
@@ -104,7 +119,7 @@ class Enumeration(Points):
         ),
     )
 
-    def at(self, q: Any, key: Key | None) -> PointSet:
+    def at(self, q: Enumerable, key: Key | None) -> PointSet:
         theta = q.support()
         weights = jnp.exp(q.log_prob(theta))
         if weights.ndim != 1:

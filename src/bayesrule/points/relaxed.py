@@ -17,7 +17,7 @@ from ..steps.schedule import Number, number
 from .base import Points, PointSet
 
 
-class Relaxed(Points):
+class Relaxed(Points[Bernoulli]):
     r"""Relaxed signs, $θ = \tanh((λ + δ)/τ_c)$ with $δ = ½\log(ε/(1−ε))$, ε uniform (`eq:param_b_tau`).
 
     The gradient is carried from θ to μ = tanh λ by the chain rule, with
@@ -54,7 +54,7 @@ class Relaxed(Points):
     def random(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # without noise it is not
         return self.noise
 
-    def at(self, q: Any, key: Key | None) -> PointSet:
+    def at(self, q: Bernoulli, key: Key | None) -> PointSet:
         leaves, treedef = jax.tree.flatten(q.natural())
         if self.noise and key is None:
             raise ValueError("Relaxed points are random: pass key=jax.random.key(…).")
@@ -93,7 +93,7 @@ def _log_cosh(x: Array) -> Array:
     return jnp.abs(x) + jnp.log1p(jnp.exp(-2 * jnp.abs(x))) - jnp.log(jnp.asarray(2, x.dtype))
 
 
-class Sign(Points):
+class Sign(Points[Bernoulli]):
     """One point, sign(λ), whose gradient is used in place of that in μ: the straight-through estimator (`eq:STE`)."""
 
     approximation: ClassVar[str] = "Delta method"
@@ -101,7 +101,7 @@ class Sign(Points):
     of_family: ClassVar[type[Family] | None] = Bernoulli
     chained: ClassVar[bool] = True
 
-    def at(self, q: Any, key: Key | None) -> PointSet:
+    def at(self, q: Bernoulli, key: Key | None) -> PointSet:
         sign = lambda x: jnp.where(x >= 0, 1.0, -1.0).astype(x.dtype)[None]
         theta = jax.tree.map(sign, q.natural())
         return PointSet(theta, jnp.ones(1), jax.tree.map(jnp.ones_like, theta))

@@ -12,15 +12,16 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
+from ..families.base import Family
 from ..families.gaussian.base import GaussianFamily
 from ..numerics.checks import positive_int
 from ..numerics.random import Key, normals
 from ..steps.needs import Need
 from .base import Points, PointSet
-from .gaussian_outputs import check_gaussian, output_points
+from .gaussian_outputs import as_gaussian, output_points
 
 
-class MonteCarlo(Points):
+class MonteCarlo(Points[Family]):
     """Independent draws from q, equally weighted.
 
     Args:
@@ -61,10 +62,10 @@ class MonteCarlo(Points):
     def parts(self) -> int:
         return self.samples // (2 if self.antithetic else 1) if self.scan else 1
 
-    def part(self, q: Any, key: Key) -> PointSet:
+    def part(self, q: Family, key: Key) -> PointSet:
         return self._draw(q, key, self.samples // self.parts)
 
-    def at(self, q: Any, key: Key | None) -> PointSet:
+    def at(self, q: Family, key: Key | None) -> PointSet:
         return self._draw(q, key, self.samples)
 
     def output_noise(self, mean: Float[Array, "B *K"], key: Key | None) -> tuple[Array, Array]:
@@ -74,7 +75,7 @@ class MonteCarlo(Points):
         noise = jnp.concatenate([half, -half]) if self.antithetic else half
         return noise, jnp.full(self.samples, 1 / self.samples)
 
-    def _draw(self, q: Any, key: Key | None, count: int) -> PointSet:
+    def _draw(self, q: Any, key: Key | None, count: int) -> PointSet:  # a `Family`; with a mean if antithetic
         if key is None:
             raise ValueError("MonteCarlo points are random: pass key=jax.random.key(…).")
         weights = jnp.full(count, 1 / count)
@@ -104,7 +105,7 @@ def _has_width(member: Any) -> bool:
     return not any(np.any(np.asarray(s) <= 0) for s in jax.tree.leaves(precision) if not isinstance(s, Tracer))
 
 
-class QuasiMonteCarlo(Points):
+class QuasiMonteCarlo(Points[GaussianFamily]):
     """Points that fill the space evenly (Sobol's, in mirrored pairs), the same ones at every step.
 
     Where the objective says `linear=True` they are points of each example's outputs, which are few: so a softmax of ten
@@ -123,15 +124,15 @@ class QuasiMonteCarlo(Points):
             raise ValueError(f"QuasiMonteCarlo takes an even number of points, got {samples}.")
         self.samples = samples
 
-    def at(self, q: Any, key: Key | None) -> PointSet:
+    def at(self, q: GaussianFamily, key: Key | None) -> PointSet:
         noise, weights = even_noise(self.samples, q.noise_size)
         noise = jnp.asarray(noise, jnp.result_type(*jax.tree.leaves(q.mean)))
         return PointSet(q.transformed(noise), jnp.asarray(weights))
 
-    def outputs(self, q: Any, center: Array, jacobian: PyTree, key: Key | None) -> tuple[Array, Array]:
-        check_gaussian(q)
+    def outputs(self, q: GaussianFamily, center: Array, jacobian: PyTree, key: Key | None) -> tuple[Array, Array]:
+        gaussian = as_gaussian(q)
         noise, weights = self.output_noise(center, key)
-        return output_points(center, q.output_covariance(jacobian), noise), weights
+        return output_points(center, gaussian.output_covariance(jacobian), noise), weights
 
     def output_noise(self, mean: Float[Array, "B *K"], key: Key | None) -> tuple[Array, Array]:
         noise, weights = even_noise(self.samples, 1 if mean.ndim == 1 else mean.shape[-1])

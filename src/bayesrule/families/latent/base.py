@@ -29,7 +29,7 @@ class ConditionalFamily(Family):
     w enters the step as E[w | θ] only, which has a closed form. So points are values of θ alone, and the step varies
     less from draw to draw than if w were drawn too.
 
-    A subclass gives `score`, `hessian`, `grid_axes`, `grid`, and of `Family` `sample`, `log_prob`, `entropy`,
+    A subclass gives `mean`, `score`, `hessian`, `grid_axes`, `grid`, and of `Family` `sample`, `log_prob`, `entropy`,
     `joint_entropy`, `gaussian`, `to_step_terms`, `from_gaussian_terms`, `moved`, `decrement`.
     """
 
@@ -69,6 +69,11 @@ class ConditionalFamily(Family):
         return make(core.mean, core.precision, **choices)
 
     # What an author gives, besides the methods of `Family`.
+
+    @property
+    @abstractmethod
+    def mean(self) -> PyTree:
+        """E_q θ, in the shape of θ."""
 
     @abstractmethod
     def score(self, theta: PyTree) -> PyTree:
