@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from ..families.base import Family, HasStructure
 from ..families.gaussian.base import GaussianFamily
 from ..families.gaussian.precision import FACTORED, Factored
 from ..numerics.random import Key
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def average_over_points(
-    measure: Callable[[PyTree], Measurement], q: Any, points: Points, key: Key | None
+    measure: Callable[[PyTree], Measurement], q: HasStructure, points: Points, key: Key | None
 ) -> Measurement:
     """Average measure(θ_s) over the points, Σ_s w_s measure(θ_s).
 
@@ -40,7 +41,7 @@ def average_over_points(
     return _average_sequentially(lambda k, _: _average(measure, q, points.part(q, k)), keys, None, carries_aux=False)
 
 
-def _average(measure: Callable[[PyTree], Measurement], q: Any, point_set: PointSet) -> Measurement:
+def _average(measure: Callable[[PyTree], Measurement], q: HasStructure, point_set: PointSet) -> Measurement:
     def measure_in_step_terms(theta: PyTree, factors: PyTree) -> Measurement:
         at_theta = measure(theta)
         gradient, curvature = q.to_step_terms(at_theta.gradient, at_theta.curvature, theta, factors)
@@ -61,7 +62,7 @@ def _average(measure: Callable[[PyTree], Measurement], q: Any, point_set: PointS
     return dataclasses.replace(average_leaves(rest, point_set.weights), curvature=curvature)
 
 
-def add_terms(q: Any, first: tuple[PyTree, Any], second: tuple[PyTree, Any]) -> tuple[PyTree, Any]:
+def add_terms(q: Family, first: tuple[PyTree, Any], second: tuple[PyTree, Any]) -> tuple[PyTree, Any]:
     """Add two pairs of gradient and curvature, both converted to the parameters in which q is updated.
 
     A None in the second pair adds nothing. If the first curvature is None, q holds none, and the second is dropped.
@@ -74,7 +75,7 @@ def add_terms(q: Any, first: tuple[PyTree, Any], second: tuple[PyTree, Any]) -> 
 
 
 def measure_latent_correction(
-    latent_correction: Any, curvature: Curvature, q: Any, points: Points, key: Key | None
+    latent_correction: Any, curvature: Curvature, q: Family, points: Points, key: Key | None
 ) -> Measurement:
     """Measure E_q[−log r(θ)] and its first two derivatives, where r(θ) is the responsibility of component q.
 

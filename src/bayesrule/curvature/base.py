@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PyTree
 
+from ..families.base import HasStructure, Served
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.objective import Objective
@@ -20,7 +21,7 @@ from .linear_outputs import OutputPoints
 from .measurement import Measurement
 
 
-class Curvature(eqx.Module):
+class Curvature(eqx.Module, Generic[Served]):
     """What is measured of the loss: its gradient always, and an approximation of its Hessian for most Gaussians.
 
     To write your own, derive from `Pointwise` if it is measured at one θ at a time, else from this class and implement
@@ -53,7 +54,7 @@ class Curvature(eqx.Module):
 
     @abstractmethod
     def measure(
-        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
+        self, objective: AbstractObjective, q: Served, points: Points, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
         """Measure E_q ℓ and its derivatives, for the data's part of the objective.
 
@@ -72,7 +73,7 @@ class Curvature(eqx.Module):
             The measurement, in the terms that `q.moved` takes.
         """
 
-    def initial_aux(self, objective: AbstractObjective | None, q: Any) -> PyTree:
+    def initial_aux(self, objective: AbstractObjective | None, q: Served) -> PyTree:
         """What the state carries before the first step: by default the objective's own aux. Called by `rule.init`."""
         return None if objective is None else objective.aux
 
@@ -101,7 +102,11 @@ def split_key(points: Points, objective: AbstractObjective, key: Key | None) -> 
     return (key, None) if points.random else (None, key)
 
 
-class Pointwise(Curvature):
+StructuredQ = TypeVar("StructuredQ", bound=HasStructure, contravariant=True)
+"""The kind of q that a `Pointwise` curvature is written for."""
+
+
+class Pointwise(Curvature[StructuredQ], Generic[StructuredQ]):
     """A curvature that is measured at one θ at a time, and averaged over the points."""
 
     slack: ClassVar[float] = 1e-3
@@ -115,7 +120,7 @@ class Pointwise(Curvature):
 
     @abstractmethod
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
+        self, objective: AbstractObjective, q: StructuredQ, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
         """Measure at one θ.
 
@@ -132,7 +137,7 @@ class Pointwise(Curvature):
         """
 
     def measure(
-        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
+        self, objective: AbstractObjective, q: StructuredQ, points: Points, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
         point_key, loss_key = split_key(points, objective, key)
         if self.integrates_outputs and objective.has_linear_outputs:
@@ -144,7 +149,7 @@ class Pointwise(Curvature):
         return average_over_points(in_parts, q, points, point_key)
 
     def _measure_outputs(
-        self, objective: Objective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
+        self, objective: Objective, q: StructuredQ, points: Points, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
         """Measure at points of every example's outputs f, which are Gaussian under q, instead of points of θ."""
         linear = objective.linearized(q.mean, batch, shared=q.structure.shares_features)
@@ -154,7 +159,9 @@ class Pointwise(Curvature):
         at_points = OutputPoints.evaluate(objective, q.mean, examples, scales, outputs, weights, linear.jacobian)
         return at_points.to_measurement(q.structure, self.output_hessian(q, at_points, center), aux)
 
-    def output_hessian(self, q: Any, points: OutputPoints, center: Float[Array, "B K"]) -> Float[Array, "B K K"] | None:
+    def output_hessian(
+        self, q: StructuredQ, points: OutputPoints, center: Float[Array, "B K"]
+    ) -> Float[Array, "B K K"] | None:
         """Estimate E_q∇²_f ℓ in every example's outputs f. Called only if `integrates_outputs`.
 
         Args:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from ..families.base import HasStructure
 from ..families.gaussian.precision import Structure
 from ..numerics.linalg import root_rows
 from ..numerics.random import Key
@@ -29,7 +30,7 @@ from .measurement import Measurement
 from .per_example import Kronecker, kronecker_factors, pulled_squares, second_moments, ways
 
 
-class GaussNewton(Pointwise):
+class GaussNewton(Pointwise[HasStructure]):
     """Per-example squared gradients, N/M Σᵢ ∇ℓᵢ∇ℓᵢᵀ (`eq:OGN_approx`).
 
     For a diagonal (and for Kronecker factors) the gradients of single examples are never formed where a parameter
@@ -51,7 +52,7 @@ class GaussNewton(Pointwise):
         return ways(objective.example_loss, params, objective.examples(batch)[0])
 
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
+        self, objective: AbstractObjective, q: HasStructure, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
         return q.structure.gauss_newton(_SquaredGradients(objective, q.structure, theta, batch, aux))
 
@@ -88,7 +89,7 @@ class _SquaredGradients:
         return jnp.sum(values * self.scales.astype(values.dtype))
 
 
-class GeneralizedGaussNewton(Pointwise):
+class GeneralizedGaussNewton(Pointwise[HasStructure]):
     """N/M Σᵢ JᵢᵀΛᵢJᵢ with the outputs' Jacobian Jᵢ and the loss's Hessian in the output Λᵢ.
 
     Args:
@@ -106,7 +107,7 @@ class GeneralizedGaussNewton(Pointwise):
         return self.fisher is None
 
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
+        self, objective: AbstractObjective, q: HasStructure, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
         return q.structure.gauss_newton(_OutputHessians(objective, q.structure, theta, batch, aux, self.fisher))
 

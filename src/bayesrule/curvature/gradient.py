@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from ..families.base import HasStructure
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..points.base import Exact, Points
@@ -18,7 +19,10 @@ from .measurement import Measurement
 
 
 class Gradient(Curvature):
-    """The gradient only: in θ for a Gaussian with fixed precision, in μ for `Exact` points."""
+    """The gradient only: in θ for a Gaussian with fixed precision, in μ for `Exact` points.
+
+    So q is one of two kinds: a family whose step takes the gradient in θ, or any `ExponentialFamily`.
+    """
 
     serves: ClassVar[frozenset[str]] = frozenset({"none"})
     in_mu: ClassVar[bool] = True
@@ -50,7 +54,7 @@ def value_and_gradient(
     return measure_in_parts(measure, batch, aux, key)
 
 
-class SquaredGradient(Pointwise):
+class SquaredGradient(Pointwise[HasStructure]):
     """The mini-batch gradient squared, N·ĝ∘ĝ with ĝ the gradient of the mean loss (RMSprop, Adam)."""
 
     serves: ClassVar[frozenset[str]] = frozenset({"diagonal"})
@@ -59,7 +63,7 @@ class SquaredGradient(Pointwise):
     additive: ClassVar[bool] = False
 
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
+        self, objective: AbstractObjective, q: HasStructure, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
         measured = value_and_gradient(objective, theta, batch, aux, key)
         squares = jax.tree.map(lambda g: jnp.asarray(1 / objective.size, g.dtype) * g**2, measured.gradient)

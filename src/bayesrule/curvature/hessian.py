@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from ..families.base import HasStructure
 from ..numerics.random import Key
 from ..numerics.trees import ravel, slope_diagonal, unravel
 from ..objectives.base import AbstractObjective
@@ -18,7 +19,7 @@ from .gradient import value_and_gradient
 from .measurement import Measurement
 
 
-class Hessian(Pointwise):
+class Hessian(Pointwise[HasStructure]):
     """The exact Hessian ∇²ℓ, for a full precision (`eq:von_1`)."""
 
     serves: ClassVar[frozenset[str]] = frozenset({"full"})
@@ -29,7 +30,7 @@ class Hessian(Pointwise):
         return True
 
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
+        self, objective: AbstractObjective, q: HasStructure, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
         measured = value_and_gradient(objective, theta, batch, aux, key)
         gradient = lambda vector: _ravelled_gradient(objective, vector, theta, batch, aux, key)
@@ -44,7 +45,7 @@ def _ravelled_gradient(
     return ravel(jax.grad(lambda t: objective.data(t, batch, aux, key)[0])(theta))
 
 
-class HessianDiagonal(Pointwise):
+class HessianDiagonal(Pointwise[HasStructure]):
     """The exact diagonal of the Hessian; `absolute=True` sums |∇²_j ℓᵢ| over the examples instead (`eq:dhess_update`).
 
     Of a plain function, which has no examples, `absolute=True` takes the absolute value of the diagonal.
@@ -59,7 +60,7 @@ class HessianDiagonal(Pointwise):
         return not self.absolute
 
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
+        self, objective: AbstractObjective, q: HasStructure, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
         measured = value_and_gradient(objective, theta, batch, aux, key)
         if not self.absolute or not objective.takes_data:

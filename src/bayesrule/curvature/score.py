@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from ..families.base import ExponentialFamily
 from ..numerics.random import Key
 from ..numerics.trees import average_leaves
 from ..objectives.base import AbstractObjective
@@ -20,7 +21,7 @@ from .base import Curvature, split_key
 from .measurement import Measurement
 
 
-class Reparameterized(Curvature):
+class Reparameterized(Curvature[ExponentialFamily]):
     """∇_μ E_q ℓ through differentiable samples θ(λ), explicit or implicit, and the Fisher solve."""
 
     approximation: ClassVar[str] = "reparameterised samples"
@@ -42,7 +43,13 @@ class Reparameterized(Curvature):
     )
 
     def measure(
-        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
+        self,
+        objective: AbstractObjective,
+        q: ExponentialFamily,
+        points: Points,
+        batch: PyTree,
+        aux: PyTree,
+        key: Key | None,
     ) -> Measurement:
         point_key, loss_key = split_key(points, objective, key)
 
@@ -57,7 +64,7 @@ class Reparameterized(Curvature):
         return Measurement(value, gradient, curvature, aux)
 
 
-class Score(Curvature):
+class Score(Curvature[ExponentialFamily]):
     r"""∇_μ E_q ℓ without derivatives of ℓ: $F^{-1}\mathrm{Cov}_q(T, ℓ)$, as natural evolution strategies.
 
     With `Enumeration` points it is exact.
@@ -79,7 +86,13 @@ class Score(Curvature):
     )
 
     def measure(
-        self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
+        self,
+        objective: AbstractObjective,
+        q: ExponentialFamily,
+        points: Points,
+        batch: PyTree,
+        aux: PyTree,
+        key: Key | None,
     ) -> Measurement:
         point_key, loss_key = split_key(points, objective, key)
         point_set = points.at(q, point_key)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
+from ..families.gaussian.base import GaussianFamily
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..steps.needs import Need
@@ -18,7 +19,7 @@ from .linear_outputs import OutputPoints
 from .measurement import Measurement
 
 
-class Stein(Pointwise):
+class Stein(Pointwise[GaussianFamily]):
     """E_q∇²ℓ from gradients alone: S(θ − m)∇ℓᵀ, symmetrised (Stein's identity)."""
 
     serves: ClassVar[frozenset[str]] = frozenset({"diagonal", "full"})
@@ -39,13 +40,21 @@ class Stein(Pointwise):
         return True
 
     def at(
-        self, objective: AbstractObjective, q: Any, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
+        self,
+        objective: AbstractObjective,
+        q: GaussianFamily,
+        theta: PyTree,
+        batch: PyTree,
+        aux: PyTree,
+        key: Key | None,
     ) -> Measurement:
         measured = value_and_gradient(objective, theta, batch, aux, key)
         scaled_deviation = q.times(jax.tree.map(jnp.subtract, theta, q.mean))
         return dataclasses.replace(measured, curvature=q.structure.outer(scaled_deviation, measured.gradient))
 
-    def output_hessian(self, q: Any, points: OutputPoints, center: Float[Array, "B K"]) -> Float[Array, "B K K"]:
+    def output_hessian(
+        self, q: GaussianFamily, points: OutputPoints, center: Float[Array, "B K"]
+    ) -> Float[Array, "B K K"]:
         """Cov(f)⁻¹ E[(f − E f)∇_f ℓᵀ], symmetrised; the Hessian itself for an example whose outputs do not vary.
 
         The identity divides by the outputs' covariance, which is zero for an example with x = 0 and singular where

@@ -23,7 +23,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from ..families.base import ExponentialFamily
+from ..families.base import ExponentialFamily, Family
 from ..families.point_mass import Peak
 from ..families.product import Product
 from ..numerics.checks import bare
@@ -51,11 +51,11 @@ _FEATURES = "features of "  # the prefix under which `prepare` adds a factor's f
 class PriorsInFactors(Flat):
     """No regularizer: the priors of a model are factors, whose constants are in the bound."""
 
-    def normalized(self, q: Any) -> bool:
+    def normalized(self, q: Family) -> bool:
         return True
 
 
-class Model(AbstractObjective):
+class Model(AbstractObjective[Product]):
     r"""$\log p(y, x) = \sum_i \log f_i(x_i)$: blocks of unknowns by name, and factors on them by name.
 
     The rule moves the product of all blocks. A factor's message to a block is the derivative of E log f in the block's

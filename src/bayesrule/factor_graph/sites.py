@@ -33,7 +33,7 @@ def _moves_as_a_sum(steps: Any) -> bool:
     return plain and not (steps.reverse or steps.lazy) and all(extra is None for extra in extras)
 
 
-class Sites(Curvature):
+class Sites(Curvature[Product]):
     r"""The gradient in μ as a sum of stored messages: $\tildeλ_i ← (1−ρ)\tildeλ_i + ρ∇_μE_q\log f_i$ (`eq:blr_local`).
 
     There is one site for each factor, and one for each row of a factor that has rows (in the space of its output, if
@@ -57,7 +57,7 @@ class Sites(Curvature):
         ),
     )
 
-    def initial_aux(self, objective: Any, q: Any) -> PyTree:
+    def initial_aux(self, objective: Any, q: Product) -> PyTree:
         """Zeros for every site, and the natural parameters that q starts from."""
         if not isinstance(objective, Model):
             raise ValueError("Sites() keeps the messages of a model's factors: give a blr.Model, or use Gradient().")
@@ -89,7 +89,7 @@ class Sites(Curvature):
         return {"outputs": (zero_rows(mean), zero_rows(covariance)), "others": others}
 
     def measure(
-        self, objective: Any, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
+        self, objective: Any, q: Product, points: Points, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
         rows, fresh = objective.batch_rows(batch), {}
         # ∇_μ E log p = Σ_i new message_i. Since λ = start + Σ_i site_i, that is λ − start + Σ_i (new message_i −

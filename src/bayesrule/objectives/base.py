@@ -6,7 +6,7 @@ itself, so that no caller asks which kind it holds.
 """
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 import equinox as eqx
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from equinox import AbstractVar
 from jaxtyping import Array, Bool, Int, PyTree
 
+from ..families.base import ExponentialFamily, Family, Served
 from ..numerics.random import Key
 from .regularizers import Regularizer
 
@@ -25,7 +26,7 @@ else:
     from equinox import AbstractClassVar
 
 
-class AbstractObjective(eqx.Module):
+class AbstractObjective(eqx.Module, Generic[Served]):
     r"""$\barℓ(θ) = ℓ(θ; \text{data}) + R(θ)$, the function whose expectation under q the rule lowers.
 
     A kind of objective is final: it implements every abstract method, and nothing is derived from it.
@@ -66,7 +67,7 @@ class AbstractObjective(eqx.Module):
         """
 
     @abstractmethod
-    def expected(self, q: Any, shift: PyTree, batch: PyTree, aux: PyTree, key: Key | None) -> tuple[Array, PyTree]:
+    def expected(self, q: Served, shift: PyTree, batch: PyTree, aux: PyTree, key: Key | None) -> tuple[Array, PyTree]:
         """Evaluate E_q ℓ as a function of the expectation parameters: what `Exact` points are for.
 
         Args:
@@ -110,18 +111,18 @@ class AbstractObjective(eqx.Module):
         """Compute from all data what every full-batch step would compute again; called once, inside the loop's jit."""
 
     @abstractmethod
-    def check_data(self, q: Any, data: PyTree) -> None:
+    def check_data(self, q: Served, data: PyTree) -> None:
         """Raise a ValueError where the data do not match the objective, before `fit` compiles anything."""
 
     @abstractmethod
-    def closed_form_bound(self, q: Any, batch: PyTree, key: Key | None) -> Array | None:
+    def closed_form_bound(self, q: Served, batch: PyTree, key: Key | None) -> Array | None:
         """The evidence lower bound at q where the objective has it in closed form.
 
         None where it takes a rule's points and curvature to estimate E_q ℓ.
         """
 
     @abstractmethod
-    def explain_not_finite(self, q: Any, data: PyTree) -> str | None:
+    def explain_not_finite(self, q: Served, data: PyTree) -> str | None:
         """Say which part of the objective is not finite at q, for the error of `fit`; None if that is not known."""
 
     @abstractmethod
@@ -136,12 +137,14 @@ class AbstractObjective(eqx.Module):
         """
 
 
-class AbstractLoss(AbstractObjective):
+class AbstractLoss(AbstractObjective[ExponentialFamily]):
     """An objective that is given as a function of θ: what its three kinds have in common."""
 
     splits_batches: ClassVar[bool] = True
 
-    def expected(self, q: Any, shift: PyTree, batch: PyTree, aux: PyTree, key: Key | None) -> tuple[Array, PyTree]:
+    def expected(
+        self, q: ExponentialFamily, shift: PyTree, batch: PyTree, aux: PyTree, key: Key | None
+    ) -> tuple[Array, PyTree]:
         """The loss read as a function of μ, at μ + δ."""
         expectation = q.expectation()
         return self.data(expectation if shift is None else jax.tree.map(jnp.add, expectation, shift), batch, aux, key)
@@ -155,13 +158,13 @@ class AbstractLoss(AbstractObjective):
     def prepare(self, batch: PyTree) -> PyTree:
         return batch
 
-    def check_data(self, q: Any, data: PyTree) -> None:
+    def check_data(self, q: Family, data: PyTree) -> None:
         """Nothing to check: a wrong shape shows when the loss is traced."""
 
-    def closed_form_bound(self, q: Any, batch: PyTree, key: Key | None) -> None:
+    def closed_form_bound(self, q: Family, batch: PyTree, key: Key | None) -> None:
         return None
 
-    def explain_not_finite(self, q: Any, data: PyTree) -> None:
+    def explain_not_finite(self, q: Family, data: PyTree) -> None:
         return None
 
 

@@ -39,15 +39,15 @@ class Regularizer(eqx.Module):
         return True
 
     @abstractmethod
-    def at_mean(self, q: Any) -> Array:
+    def at_mean(self, q: Family) -> Array:
         """R at the mean of q: its part of the loss under the delta method."""
 
     @abstractmethod
-    def expected(self, q: Any) -> Array:
+    def expected(self, q: Family) -> Array:
         """E_q R, with all constants if `normalized`: its part of the loss and of the bound for other points."""
 
     @abstractmethod
-    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+    def derivatives(self, q: Family) -> tuple[PyTree, Any]:
         """Differentiate R, in the terms that `q.moved` takes. Called in every step.
 
         Args:
@@ -70,16 +70,16 @@ class Regularizer(eqx.Module):
 class Flat(Regularizer):
     """R = 0: a flat, improper prior."""
 
-    def normalized(self, q: Any) -> bool:
+    def normalized(self, q: Family) -> bool:
         return False
 
-    def at_mean(self, q: Any) -> Array:
+    def at_mean(self, q: Family) -> Array:
         return jnp.zeros(())
 
-    def expected(self, q: Any) -> Array:
+    def expected(self, q: Family) -> Array:
         return jnp.zeros(())
 
-    def derivatives(self, q: Any) -> tuple[None, None]:
+    def derivatives(self, q: Family) -> tuple[None, None]:
         return None, None
 
 
@@ -91,7 +91,7 @@ class Isotropic(Regularizer):
     def _value(self, squares: Any, size: int) -> Array:
         return 0.5 * (self.strength * squares + size * (math.log(2 * math.pi) - jnp.log(self.strength)))
 
-    def at_mean(self, q: Any) -> Array:
+    def at_mean(self, q: Family) -> Array:
         if isinstance(q, Product):
             return sum((self.at_mean(block) for block in _gaussian_blocks(q)), start=jnp.zeros(()))
         mean = _gaussian(q).mean
@@ -99,13 +99,13 @@ class Isotropic(Regularizer):
         squares = sum((jnp.vdot(leaf, leaf) for leaf in leaves), start=0.0)  # vdot needs no array of squares
         return self._value(squares, sum(leaf.size for leaf in leaves))
 
-    def expected(self, q: Any) -> Array:
+    def expected(self, q: Family) -> Array:
         if isinstance(q, Product):
             return sum((self.expected(block) for block in _gaussian_blocks(q)), start=jnp.zeros(()))
         total_variance = sum((jnp.sum(v) for v in jax.tree.leaves(_gaussian(q).variance())), start=0.0)
         return self.at_mean(q) + 0.5 * self.strength * total_variance
 
-    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+    def derivatives(self, q: Family) -> tuple[PyTree, Any]:
         if isinstance(q, Product):  # Only Gaussian blocks: the others have no mean that could be drawn to zero.
             return _by_block(q, self.derivatives)
         q = _gaussian(q)
@@ -125,7 +125,7 @@ class ByLeaf(Regularizer):
 
     strengths: PyTree
 
-    def normalized(self, q: Any) -> bool:
+    def normalized(self, q: Family) -> bool:
         return not any(_is_zero(strength) for strength in jax.tree.leaves(self.strengths))
 
     def _sum(self, squares: PyTree) -> Array:
@@ -138,13 +138,14 @@ class ByLeaf(Regularizer):
 
         return sum(jax.tree.leaves(jax.tree.map(of_leaf, self.strengths, squares)), start=jnp.zeros(()))
 
-    def at_mean(self, q: Any) -> Array:
+    def at_mean(self, q: Family) -> Array:
         return self._sum(jax.tree.map(jnp.square, _gaussian(q).mean))
 
-    def expected(self, q: Any) -> Array:
-        return self._sum(jax.tree.map(lambda m, v: m**2 + v, _gaussian(q).mean, q.variance()))
+    def expected(self, q: Family) -> Array:
+        gaussian = _gaussian(q)
+        return self._sum(jax.tree.map(lambda m, v: m**2 + v, gaussian.mean, gaussian.variance()))
 
-    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+    def derivatives(self, q: Family) -> tuple[PyTree, Any]:
         q = _gaussian(q)
         gradient = jax.tree.map(lambda s, m: jnp.asarray(s, m.dtype) * m, self.strengths, q.mean)
         diagonal = jax.tree.map(lambda s, m: jnp.full(m.shape, s, wide(m.dtype)), self.strengths, q.mean)
@@ -164,26 +165,26 @@ class Prior(Regularizer):
 
     family: Any
 
-    def at_mean(self, q: Any) -> Array:
+    def at_mean(self, q: Family) -> Array:
         return -jnp.sum(self.family.log_prob(_gaussian(q).mean))
 
-    def normalized(self, q: Any) -> bool:
+    def normalized(self, q: Family) -> bool:
         return isinstance(self.family, GaussianFamily) or not isinstance(q, GaussianFamily)
 
     def _as_function(self) -> Penalty:
         prior = self.family
         return Penalty(lambda theta: -jnp.sum(prior.log_prob(theta)))
 
-    def expected(self, q: Any) -> Array:
+    def expected(self, q: Family) -> Array:
         if isinstance(q, GaussianFamily) and not isinstance(self.family, GaussianFamily):
             return self._as_function().expected(q)
         return jnp.sum(self._check_same(q).cross_entropy(self.family))
 
-    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+    def derivatives(self, q: Family) -> tuple[PyTree, Any]:
         prior: Any = self.family
         if isinstance(q, GaussianFamily) and not isinstance(self.family, GaussianFamily):
             return self._as_function().derivatives(q)
-        q = self._check_same(q)
+        same = self._check_same(q)
         if isinstance(q, GaussianFamily):
             gradient = prior.times(jax.tree.map(jnp.subtract, q.mean, prior.mean))
             return gradient, prior.prior_curvature(q.structure, q.mean)
@@ -192,12 +193,12 @@ class Prior(Regularizer):
             return {name: part[0] for name, part in parts.items()}, {name: part[1] for name, part in parts.items()}
         # −log p = −⟨λ₀, T⟩ − log h + A(λ₀): the gradient in μ is −λ₀, less h's where h is not constant.
         gradient = jax.tree.map(jnp.negative, prior.natural())
-        if not q.constant_base():
-            base = q.natural_gradient(lambda r: r.expected_log_base())
+        if not same.constant_base():
+            base = same.natural_gradient(lambda r: r.expected_log_base())
             gradient = jax.tree.map(jnp.subtract, gradient, base)
         return gradient, None
 
-    def _check_same(self, q: Any) -> Any:
+    def _check_same(self, q: Family) -> Any:
         """q, where the prior is over the same θ and (for a q that is not Gaussian) of the same family; else raise."""
         if isinstance(q, GaussianFamily) and isinstance(self.family, GaussianFamily):
             shapes = [[leaf.shape for leaf in jax.tree.leaves(family.mean)] for family in (self.family, q)]
@@ -220,18 +221,18 @@ class Penalty(Regularizer):
 
     function: Callable[[PyTree], Any] = eqx.field(static=True)
 
-    def normalized(self, q: Any) -> bool:
+    def normalized(self, q: Family) -> bool:
         return False
 
-    def at_mean(self, q: Any) -> Array:
+    def at_mean(self, q: Family) -> Array:
         return jnp.asarray(self.function(_gaussian(q).mean))
 
-    def expected(self, q: Any) -> Array:
+    def expected(self, q: Family) -> Array:
         """R(m) + ½tr(∇²R(m) S⁻¹), of which the step's gradient and curvature are the derivatives."""
         curvature = self.derivatives(q)[1]
-        return self.at_mean(q) + (0.0 if curvature is None else 0.5 * q.trace(curvature))
+        return self.at_mean(q) + (0.0 if curvature is None else 0.5 * _gaussian(q).trace(curvature))
 
-    def derivatives(self, q: Any) -> tuple[PyTree, Any]:
+    def derivatives(self, q: Family) -> tuple[PyTree, Any]:
         q = _gaussian(q)
         gradient = jax.grad(self.function)(q.mean)
 
@@ -241,7 +242,7 @@ class Penalty(Regularizer):
         return gradient, q.structure.hessian(ravelled_gradient, q.mean)
 
 
-def _gaussian(q: Any) -> Any:
+def _gaussian(q: Family) -> GaussianFamily:
     """q, if it is a Gaussian; else raise."""
     if not isinstance(q, GaussianFamily):
         raise ValueError(
