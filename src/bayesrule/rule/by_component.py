@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from ..families.base import Family
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..steps.schedule import at
@@ -22,6 +23,7 @@ from .state import Info, State
 from .update import Request, StepResult, at_temperature, for_each_component, measure, update
 
 if TYPE_CHECKING:
+    from ..families.latent.mixture import Mixture
     from .rule import Rule
 
 
@@ -49,7 +51,7 @@ def step_components(
     q = state.q
 
     def one(
-        component: Any, key: Key | None, correction: Any, age: Array, average: PyTree, scale: PyTree, measured: Any
+        component: Family, key: Key | None, correction: Any, age: Array, average: PyTree, scale: PyTree, measured: Any
     ) -> StepResult:
         alone = State(component, age, None, average, state.aux, scale)
         own = request._replace(diagnose=request.diagnose or search is not None, measured=measured)
@@ -72,7 +74,7 @@ def step_components(
     return new, info, remeasured
 
 
-def _combined(q: Any, infos: Info, step: Step, diagnose: bool) -> Info:
+def _combined(q: Mixture, infos: Info, step: Step, diagnose: bool) -> Info:
     """The info of a mixture's step from the infos of its components, stacked along a leading axis."""
     bound = q.average(infos.bound) + q.choice.entropy() if diagnose else None
     decrement = None

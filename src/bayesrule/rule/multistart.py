@@ -321,7 +321,7 @@ class Search(eqx.Module):
         return record.idle < self.patience
 
 
-def _total_derivatives(objective: AbstractObjective, q: Any, measured: Measurement) -> tuple[Array, Array, Array]:
+def _total_derivatives(objective: AbstractObjective, q: Family, measured: Measurement) -> tuple[Array, Array, Array]:
     """ℓ̄ at a component, its gradient and its Hessian: the data's and the regularizer's."""
     added = q.from_gaussian_terms(*objective.regularizer.derivatives(q.gaussian))
     gradient, hessian = add_terms(q, (measured.gradient, measured.curvature), added)

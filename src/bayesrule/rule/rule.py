@@ -244,7 +244,7 @@ class Rule(eqx.Module):
         return step_components if state.q.is_mixture else step_plain
 
     def bound(
-        self, objective: Any, q: Any, batch: PyTree = None, key: Key | None = None, *, aux: PyTree = None
+        self, objective: Any, q: Family, batch: PyTree = None, key: Key | None = None, *, aux: PyTree = None
     ) -> Array:
         """The evidence lower bound at q, measured at this rule's points with its curvature.
 

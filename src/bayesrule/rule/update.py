@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, PyTree
 from ..curvature.average import add_terms, measure_latent_correction
 from ..curvature.base import split_key
 from ..curvature.measurement import Measurement
+from ..families.base import Family, Q
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..steps.guards import Backtracking
@@ -31,6 +32,7 @@ from ..steps.step import Step
 from .state import Info, State
 
 if TYPE_CHECKING:
+    from ..families.latent.mixture import Mixture
     from .rule import Rule
 
 
@@ -114,7 +116,7 @@ def update(
     bound = _bound(rule, objective, q, measured, step) if request.diagnose else None
     decrement = q.decrement(step) if request.diagnose else None
 
-    def assess(candidate: Any) -> tuple[Array, Measurement]:
+    def assess(candidate: Family) -> tuple[Array, Measurement]:
         again = None if key is None else jax.random.clone(key)  # The loss is compared at the same points.
         there = measure(rule, objective, candidate, batch, state.aux, again, correction)
         return loss_of(rule, objective, candidate, there, step.temperature), there
@@ -155,7 +157,11 @@ def update(
 # Measure.
 
 
-def for_each_component(q: Any, function: Callable[..., Any], key: Key | None, *trees: PyTree) -> Any:
+def _is_mixture(q: Family) -> TypeGuard[Mixture]:
+    return q.is_mixture
+
+
+def for_each_component(q: Mixture, function: Callable[..., Any], key: Key | None, *trees: PyTree) -> Any:
     """function(component, key, −log r_k, its slice of the trees) for every component, along a leading axis."""
     indices = jnp.arange(q.count)
     if key is None:
@@ -170,14 +176,14 @@ def for_each_component(q: Any, function: Callable[..., Any], key: Key | None, *t
 def measure(
     rule: Rule,
     objective: AbstractObjective,
-    q: Any,
+    q: Family,
     batch: PyTree,
     aux: PyTree,
     key: Key | None,
     correction: Any = None,
 ) -> Measurement:
     """E_q of the data's loss, of its derivatives and of `correction` at q; for a mixture, of each component."""
-    if q.is_mixture:
+    if _is_mixture(q):
         one = lambda component, key, correction: measure(rule, objective, component, batch, aux, key, correction)
         return for_each_component(q, one, key)
     measured = rule.curvature.measure(objective, q, rule.points, batch, aux, key)
@@ -185,7 +191,7 @@ def measure(
 
 
 def _with_correction(
-    rule: Rule, objective: AbstractObjective, q: Any, measured: Measurement, key: Key | None, correction: Any
+    rule: Rule, objective: AbstractObjective, q: Family, measured: Measurement, key: Key | None, correction: Any
 ) -> Measurement:
     point_key = split_key(rule.points, objective, key)[0]
     return dataclasses.replace(
@@ -244,7 +250,10 @@ def form_step(
 
 
 def initial_accumulators(rule: Rule, q: Any, objective: AbstractObjective | None) -> tuple[Any, PyTree, PyTree]:
-    """The initial accumulators: previous q (momentum), gradient average, and curvature v (scaling)."""
+    """The initial accumulators: previous q (momentum), gradient average, and curvature v (scaling).
+
+    q is any `Family`; for lazy steps an `ExponentialFamily`, for scaled ones with a diagonal precision in its Gaussian.
+    """
     steps, average = rule.steps, None
     if steps.average is not None:
         average = jax.tree.map(jnp.zeros_like, q.gradient_like())
@@ -264,7 +273,7 @@ def initial_accumulators(rule: Rule, q: Any, objective: AbstractObjective | None
     return previous, average, scale
 
 
-def at_temperature(rule: Rule, q: Any, count: Array) -> Any:
+def at_temperature(rule: Rule, q: Q, count: Array) -> Q:
     """Under a temperature schedule, q with the precision S = (Nv + δ)/τ at the temperature of this step."""
     if not rule.steps.follows_temperature_schedule:
         return q
@@ -275,7 +284,7 @@ def at_temperature(rule: Rule, q: Any, count: Array) -> Any:
 # Keep.
 
 
-def rejects_by_zero_rate(rule: Rule, q: Any) -> bool:
+def rejects_by_zero_rate(rule: Rule, q: Family) -> bool:
     """Whether a rejected step is taken as a step with rate 0, so that the old state need not be kept beside the new.
 
     That is not enough where a step has more to undo: a guard's halvings, the lazy sum, a precision at a new
@@ -299,12 +308,12 @@ def _kept(rule: Rule, state: State, after: State, good: Array) -> State:
 # What a measurement is worth: the loss, the energy and the bound.
 
 
-def _regularizer(rule: Rule, objective: AbstractObjective, q: Any) -> Array:
-    q = q.gaussian
-    return objective.regularizer.at_mean(q) if rule.points.delta else objective.regularizer.expected(q)
+def _regularizer(rule: Rule, objective: AbstractObjective, q: Family) -> Array:
+    regularizer = objective.regularizer
+    return regularizer.at_mean(q.gaussian) if rule.points.delta else regularizer.expected(q.gaussian)
 
 
-def loss_of(rule: Rule, objective: AbstractObjective, q: Any, measured: Measurement, temperature: Any) -> Array:
+def loss_of(rule: Rule, objective: AbstractObjective, q: Family, measured: Measurement, temperature: Any) -> Array:
     """What a step should lower: ℓ̄(m) under the delta method, else E_q ℓ̄ − τH(q)."""
     total = measured.value + _regularizer(rule, objective, q)
     if measured.latent_correction is not None:
@@ -313,7 +322,7 @@ def loss_of(rule: Rule, objective: AbstractObjective, q: Any, measured: Measurem
 
 
 def _energy(
-    rule: Rule, objective: AbstractObjective, q: Any, measured: Measurement, step: Step, temperature: Any
+    rule: Rule, objective: AbstractObjective, q: Family, measured: Measurement, step: Step, temperature: Any
 ) -> Array:
     """E_q ℓ̄ − τH(q); under the delta method to second order in θ − m."""
     loss = loss_of(rule, objective, q, measured, temperature)
@@ -327,21 +336,21 @@ def _energy(
     return loss + second - temperature * jnp.sum(q.joint_entropy())
 
 
-def _bound(rule: Rule, objective: AbstractObjective, q: Any, measured: Measurement, step: Step) -> Array:
+def _bound(rule: Rule, objective: AbstractObjective, q: Family, measured: Measurement, step: Step) -> Array:
     """The evidence lower bound −E_q ℓ̄ + H(q); under the delta method to second order in θ − m."""
     return -_energy(rule, objective, q, measured, step, 1.0)
 
 
-def bound_at(rule: Rule, objective: AbstractObjective, q: Any, batch: PyTree, aux: PyTree, key: Key | None) -> Array:
+def bound_at(rule: Rule, objective: AbstractObjective, q: Family, batch: PyTree, aux: PyTree, key: Key | None) -> Array:
     """The evidence lower bound at q, measured at the rule's points with its curvature."""
 
-    def of(q: Any, key: Key | None, correction: Any = None) -> Array:
+    def of(q: Family, key: Key | None, correction: Any = None) -> Array:
         previous, average, scale = initial_accumulators(rule, q, objective)
         state = State(q, jnp.zeros((), int), previous, average, aux, scale)
         measured = measure(rule, objective, q, batch, aux, key, correction)
         return _bound(rule, objective, q, measured, form_step(rule, objective, state, measured)[0])
 
-    return q.average(for_each_component(q, of, key)) + q.choice.entropy() if q.is_mixture else of(q, key)
+    return q.average(for_each_component(q, of, key)) + q.choice.entropy() if _is_mixture(q) else of(q, key)
 
 
 def _times(factor: Any, tree: PyTree) -> PyTree:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -18,11 +18,14 @@ from jaxtyping import Array, Bool, Float
 from .needs import Need
 from .step import Step
 
+if TYPE_CHECKING:
+    from ..families.base import Family
+
 
 class GuardedStep(eqx.Module):
     """What `Guard.take` returns: the new q, and how much of the step it is."""
 
-    q: Any
+    q: Family
     """q after the step."""
     fraction: Float[Array, ""]
     """How much of the step was taken: 1 for all of it, 0 if q stayed as it was."""
@@ -36,7 +39,7 @@ class GuardedStep(eqx.Module):
     """How often the guard measured the objective, if it counts."""
 
 
-Assess = Callable[[Any], tuple[Float[Array, ""], Any]]
+Assess = Callable[["Family"], tuple[Float[Array, ""], Any]]
 """Measures the objective at a candidate q: the loss E_q ℓ̄ − τH(q), under the delta method ℓ̄(m), and the measurement."""
 
 
@@ -63,7 +66,7 @@ class Guard(eqx.Module):
         """What it does, in a few words, for the printed derivation."""
 
     @abstractmethod
-    def take(self, q: Any, step: Step, assess: Assess, limit: Float[Array, ""]) -> GuardedStep:
+    def take(self, q: Family, step: Step, assess: Assess, limit: Float[Array, ""]) -> GuardedStep:
         """Move q by the step, or by as much of it as keeps λ in Ω. Called once in every step, inside a trace.
 
         Args:
@@ -79,7 +82,7 @@ class Guard(eqx.Module):
         """
 
 
-def _inside(q: Any) -> Bool[Array, ""]:
+def _inside(q: Family) -> Bool[Array, ""]:
     return jnp.all(q.inside())
 
 
@@ -92,7 +95,7 @@ class NoGuard(Guard):
     def meaning(self) -> str:
         return "the plain step"
 
-    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> GuardedStep:
+    def take(self, q: Family, step: Step, assess: Assess, limit: Any) -> GuardedStep:
         new = q.moved(step)
         inside = _inside(new)
         return GuardedStep(new, jnp.ones(()), ~inside, inside)
@@ -108,7 +111,7 @@ class Boundary(Guard):
     def meaning(self) -> str:
         return "the plain step; S may be 0 where every gradient so far was 0"
 
-    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> GuardedStep:
+    def take(self, q: Family, step: Step, assess: Assess, limit: Any) -> GuardedStep:
         new = q.moved(step)
         finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(new) if jnp.issubdtype(x.dtype, jnp.inexact)]
         inside = jnp.all(jnp.stack(finite))
@@ -140,7 +143,7 @@ class Retraction(Guard):
     def meaning(self) -> str:
         return "a step to second order on the manifold of positive-definite S"
 
-    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> GuardedStep:
+    def take(self, q: Family, step: Step, assess: Assess, limit: Any) -> GuardedStep:
         new = q.moved(dataclasses.replace(step, retraction=True))
         return GuardedStep(new, jnp.ones(()), ~jnp.all(q.moved(step).proper()), _inside(new))
 
@@ -169,8 +172,8 @@ class Backtracking(Guard):
     def evaluates(self) -> bool:
         return self.monotone
 
-    def take(self, q: Any, step: Step, assess: Assess, limit: Any) -> GuardedStep:
-        def not_assessed(candidate: Any) -> tuple[Array, Any]:
+    def take(self, q: Family, step: Step, assess: Assess, limit: Any) -> GuardedStep:
+        def not_assessed(candidate: Family) -> tuple[Array, Any]:
             return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(assess, candidate))
 
         def body(carry: tuple) -> tuple:
