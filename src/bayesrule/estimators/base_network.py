@@ -192,7 +192,7 @@ def _init_params(key: Key, network: Network) -> Any:
 
 
 @partial(jax.jit, static_argnames="apply")
-def _apply_draws(q: Any, x: Any, keys: Any, apply: Any) -> Any:
+def _apply_draws(q: Family, x: Any, keys: Any, apply: Any) -> Any:
     """The outputs of the network for a draw of its weights with each key."""
     return jax.lax.map(lambda key: jax.vmap(partial(apply, q.sample(key)))(x), keys)
 

@@ -16,6 +16,7 @@ from sklearn.utils.validation import validate_data
 
 from .. import factors
 from ..factor_graph.model import Model
+from ..families.product import Product
 from ..fitting.loop import run
 from ..fitting.maximize import maximize
 from ..fitting.result import Result
@@ -319,7 +320,7 @@ class GaussianProcessClassifier(ClassifierMixin, _GaussianProcess):
     def _choose_kernel(self, x: np.ndarray, data: Weighted, kernel: Kernel, inducing: Any, method: str) -> Kernel:
         """The kernel that maximises the bound. Every evaluation starts from the posterior of the last one."""
         points, rule = _POINTS[method], _RULES[method]
-        q: Any = _class_model(x, inducing, kernel, points).starting_point(None)
+        q: Product = _class_model(x, inducing, kernel, points).starting_point(None)
 
         def evaluate(logs: Any) -> tuple[Any, Any]:
             nonlocal q
@@ -395,7 +396,7 @@ def _class_model(x: Any, inducing: Any, kernel: Kernel, points: Any) -> Model:
 
 @partial(jax.jit, static_argnames="points")
 def _class_bound(
-    logs: Any, rule: Rule, q: Any, x: Any, inducing: Any, data: Weighted, points: Any
+    logs: Any, rule: Rule, q: Product, x: Any, inducing: Any, data: Weighted, points: Any
 ) -> tuple[Any, Any, Any]:
     """The posterior at a kernel, the bound (or Laplace's evidence) and its gradient.
 

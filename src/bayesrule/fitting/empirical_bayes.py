@@ -25,7 +25,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
 from ..factor_graph.model import Model
-from ..families.base import Family
+from ..families.base import Family, Q
 from ..families.product import Product
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
@@ -325,14 +325,23 @@ def _maximize_bound(
 
     best = maximize(score, hyper, evaluations=evaluations, within=within, relative_gain=settled)
     final = as_objective(objective(best.hyper))
-    result = run(rule, final, _with_bases_of(final, q), data, steps=steps, tolerance=tolerance, key=key)
+    last = start if q is None else q
+    result = run(rule, final, _with_bases_of(final, last), data, steps=steps, tolerance=tolerance, key=key)
     return Evidence(best.hyper, result, best.converged and result.reason == "converged", best.evaluations)
 
 
 @partial(jax.jit, static_argnames="steps")
 def _bound_and_gradient(
-    rule: Rule, build: Partial, log_hyper: PyTree, q: Any, data: PyTree, key: Key, tolerance: ArrayLike, *, steps: int
-) -> tuple[Any, Array, PyTree]:
+    rule: Rule,
+    build: Partial,
+    log_hyper: PyTree,
+    q: Family,
+    data: PyTree,
+    key: Key,
+    tolerance: ArrayLike,
+    *,
+    steps: int,
+) -> tuple[Family, Array, PyTree]:
     """Fit q at these hyper-parameters. Returns it, its bound, and the bound's gradient in log η."""
     objective = _build(build, log_hyper)
     state = rule.init(_with_bases_of(objective, q), objective)
@@ -357,7 +366,7 @@ def _build(build: Callable[[PyTree], Any], log_hyper: PyTree, rows: int = 0) -> 
     return objective.with_size(rows) if rows else objective
 
 
-def _with_bases_of(objective: AbstractObjective, q: Any) -> Any:
+def _with_bases_of(objective: AbstractObjective, q: Q) -> Q:
     """q with its own λ over the objective's base measures: a process keeps its sites while its kernel changes."""
     if not isinstance(objective, Model) or not isinstance(q, Product):
         return q

@@ -104,7 +104,7 @@ class _Plan(NamedTuple):
 
 
 @partial(jax.jit, static_argnames="plan")
-def _predict(q: Any, x: PyTree, key: Key | None, points: Points | None, plan: _Plan) -> tuple[Array, Array | None]:
+def _predict(q: PyTree, x: PyTree, key: Key | None, points: Points | None, plan: _Plan) -> tuple[Array, Array | None]:
     """The mean and the variance of the linked outputs; no variance for the method "mean"."""
     if plan.method == "linearized":
         return _predict_linearized(q, x, key, plan)
@@ -129,7 +129,7 @@ def _predict(q: Any, x: PyTree, key: Key | None, points: Points | None, plan: _P
     return _mean_and_variance(outputs, turns, points_of_turn, jax.eval_shape(outputs, theta))
 
 
-def _turns(q: Any, key: Key | None, points: Points | None, samples: int) -> tuple[PyTree, Callable[[Any], PointSet]]:
+def _turns(q: Family, key: Key | None, points: Points | None, samples: int) -> tuple[PyTree, Callable[[Any], PointSet]]:
     """What to scan over, and a function from one item of it to points: one draw of θ, or a part of `points`."""
     if points is None:
         keys = jax.random.split(cast(Any, key), samples)
@@ -172,7 +172,7 @@ def _mean_and_variance(
     return mean, squares / total
 
 
-def _predict_linearized(q: Any, x: PyTree, key: Key | None, plan: _Plan) -> tuple[Array, Array]:
+def _predict_linearized(q: GaussianFamily, x: PyTree, key: Key | None, plan: _Plan) -> tuple[Array, Array]:
     """f ~ N(f_m(x), J S⁻¹ Jᵀ), through the link."""
 
     def flat_output(theta: PyTree, example: PyTree) -> Array:
@@ -275,7 +275,7 @@ def _map_chunks(function: Callable[[PyTree], Any], x: PyTree, chunk_rows: int) -
 
 
 def _check(
-    q: Any,
+    q: PyTree,
     apply: Any,
     link: Any,
     key: Key | None,
@@ -313,7 +313,7 @@ def _check(
     )
 
 
-def _check_samples(q: Any, key: Key | None, points: Points | None, link: Link, variance: bool) -> None:
+def _check_samples(q: PyTree, key: Key | None, points: Points | None, link: Link, variance: bool) -> None:
     if not isinstance(q, Family):
         raise ValueError(
             f"Averaging over θ needs a distribution q, got {type(q).__name__}. To predict from bare parameters pass "
@@ -326,7 +326,7 @@ def _check_samples(q: Any, key: Key | None, points: Points | None, link: Link, v
         )
 
 
-def _check_mean(q: Any, key: Key | None, points: Points | None, link: Link, variance: bool) -> None:
+def _check_mean(q: PyTree, key: Key | None, points: Points | None, link: Link, variance: bool) -> None:
     if variance:
         raise ValueError(
             'method="mean" evaluates one θ, which has no variance: use method="samples", or "linearized" for a '
@@ -336,7 +336,7 @@ def _check_mean(q: Any, key: Key | None, points: Points | None, link: Link, vari
         raise ValueError(f'{type(q).__name__} has no mean in the shape of θ: use method="samples".')
 
 
-def _check_linearized(q: Any, key: Key | None, points: Points | None, link: Link, variance: bool) -> None:
+def _check_linearized(q: PyTree, key: Key | None, points: Points | None, link: Link, variance: bool) -> None:
     if not isinstance(q, GaussianFamily):
         raise ValueError(
             f'method="linearized" propagates a Gaussian\'s covariance, and {type(q).__name__} is not a Gaussian: use '

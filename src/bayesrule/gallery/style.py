@@ -13,6 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patheffects import withStroke
 
+from ..families.base import Family
+from ..families.gaussian.base import GaussianFamily
 from ..points.base import Points
 from ..rule.rule import Rule
 
@@ -126,7 +128,7 @@ def rings(
         axes.fill(*outline, color=color, alpha=fill, lw=0)
 
 
-def losses(axes: Axes, loss: Loss, q: Any, points: Points, grid: np.ndarray) -> None:
+def losses(axes: Axes, loss: Loss, q: GaussianFamily, points: Points, grid: np.ndarray) -> None:
     """ℓ, and E_q ℓ as q's mean moves along the grid."""
     theta, weights, _ = points.at(q, None)
     along = jnp.asarray(grid)
@@ -135,7 +137,7 @@ def losses(axes: Axes, loss: Loss, q: Any, points: Points, grid: np.ndarray) -> 
     axes.plot(grid, loss(along), color=INK, lw=2)
 
 
-def bell(axes: Axes, q: Any, grid: np.ndarray, scale: float) -> None:
+def bell(axes: Axes, q: Family, grid: np.ndarray, scale: float) -> None:
     """The density of q, drawn on the bottom of the axes."""
     floor = axes.get_ylim()[0]
     density = np.exp(np.asarray(q.log_prob(jnp.asarray(grid))))
@@ -150,7 +152,7 @@ def solution(axes: Axes, loss: Loss, theta: float, color: str, marker: str) -> N
     axes.plot(theta, value, marker, color=color, ms=7, mec="white", mew=1, zorder=5)
 
 
-def ellipse(axes: Axes, q: Any, color: str, marker: str) -> None:
+def ellipse(axes: Axes, q: GaussianFamily, color: str, marker: str) -> None:
     """A two-dimensional Gaussian: its mean, and ellipses at one and two standard deviations."""
     rings(axes, q.mean, q.covariance(), color, fill=0.2, lw=1)
     axes.plot(*np.asarray(q.mean), marker, color=color, ms=5, mec="white", mew=0.8)

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float
 from ..factor_graph.linear_factor import LinearFactor
 from ..factor_graph.model import Model
 from ..factors import linear
+from ..families.base import Family
 from ..families.gaussian.full import Gaussian
 from ..families.product import Product
 from ..families.sites.base import SitedGaussian
@@ -162,7 +163,7 @@ def laplace_evidence(
 
 
 def predict(
-    q: Any, kernel: Kernel, x: Inputs, x_new: Inputs, *, mean: float = 0.0, full: bool = False
+    q: Family, kernel: Kernel, x: Inputs, x_new: Inputs, *, mean: float = 0.0, full: bool = False
 ) -> tuple[Float[Array, " M"], Array]:
     """The mean and the variance of f at new inputs.
 
@@ -204,11 +205,11 @@ def _predict(block: Any, kernel: Kernel, x: Array, x_new: Array, mean: Any, *, f
     return mean + weights @ block.mean, prior_variance + jnp.sum((weighted_cov - weights) * weights, axis=1)
 
 
-def _process_of(q: Any) -> Any:
+def _process_of(q: Family) -> SitedGaussian | Gaussian:
     """The one block of q that is a process, dense, chain or sparse."""
-    kinds = SitedGaussian | Gaussian
-    processes = [block for block in q.blocks.values() if isinstance(block, kinds)] if isinstance(q, Product) else [q]
-    if len(processes) != 1 or not isinstance(processes[0], kinds):
+    blocks = q.blocks.values() if isinstance(q, Product) else [q]
+    processes = [block for block in blocks if isinstance(block, SitedGaussian | Gaussian)]
+    if len(processes) != 1:
         raise ValueError("predict takes a q with one process in it, or the block of one: predict(q['f'], …).")
     return processes[0]
 

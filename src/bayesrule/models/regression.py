@@ -12,6 +12,8 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, PyTree
 
+from ..families.base import Family
+from ..families.gaussian.base import GaussianFamily
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
 from ..families.gaussian.precision import SharedFeatures
@@ -134,7 +136,7 @@ def zeros(features: int, outputs: int | None = None, *, intercept: bool = True) 
 
 
 @jax.jit
-def outputs(q: Any, x: Float[Array, "N D"]) -> tuple[Array, Array]:
+def outputs(q: GaussianFamily, x: Float[Array, "N D"]) -> tuple[Array, Array]:
     """The mean of every row's f under q, and its variance, or covariance where f has several entries."""
     center = jax.vmap(partial(scores, q.mean))(x)
     if center.ndim == 2 and isinstance(q, Gaussian):
@@ -146,7 +148,7 @@ def outputs(q: Any, x: Float[Array, "N D"]) -> tuple[Array, Array]:
 
 
 @partial(jax.jit, static_argnames="kind")
-def predictive(q: Any, x: Float[Array, "N D"], kind: str) -> tuple[Array, Array]:
+def predictive(q: GaussianFamily, x: Float[Array, "N D"], kind: str) -> tuple[Array, Array]:
     """The predictive mean of y (for classes: every class's probability) and variance, averaged over f under q.
 
     Exact for counts, by quadrature for one score, and by quasi-random points for several.
@@ -165,7 +167,7 @@ def predictive(q: Any, x: Float[Array, "N D"], kind: str) -> tuple[Array, Array]
 
 
 @partial(jax.jit, static_argnames="kind")
-def log_predictive(q: Any, x: Float[Array, "N D"], y: Float[Array, " N"], kind: str) -> Float[Array, " N"]:
+def log_predictive(q: GaussianFamily, x: Float[Array, "N D"], y: Float[Array, " N"], kind: str) -> Float[Array, " N"]:
     """log E_q p(y | f) for every row of a model with one score, by quadrature."""
     center, variance = outputs(q, x)
     f, weights = _points(Quadrature(_ORDER), center, variance)
@@ -179,7 +181,7 @@ def _points(points: Points, center: Array, covariance: Array) -> tuple[Array, Ar
     return output_points(center, covariance, noise), weights.astype(center.dtype)
 
 
-def map_rows(function: Any, q: Any, x: Float[np.ndarray, "N D"], *options: Any) -> tuple[np.ndarray, ...]:
+def map_rows(function: Any, q: GaussianFamily, x: Float[np.ndarray, "N D"], *options: Any) -> tuple[np.ndarray, ...]:
     """function(q, rows, …) for all rows, in padded chunks of few sizes: bounded memory, and few programs to compile."""
 
     def chunk(part: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -189,7 +191,7 @@ def map_rows(function: Any, q: Any, x: Float[np.ndarray, "N D"], *options: Any) 
     return map_chunks(chunk, x, _ROWS)
 
 
-def draw_scores(q: Any, x: Float[Array, "N D"], count: int, key: Key | None) -> Array:
+def draw_scores(q: GaussianFamily, x: Float[Array, "N D"], count: int, key: Key) -> Array:
     """f for every row under draws of the parameters from q, (count, N, …); all rows have a draw in common."""
     params = q.sample(key, (count,))
     return jax.vmap(lambda params: scores(params, x))(params)
@@ -198,7 +200,7 @@ def draw_scores(q: Any, x: Float[Array, "N D"], count: int, key: Key | None) -> 
 # A posterior over other features, or in other units.
 
 
-def without_padding(q: Any, features: int) -> Any:
+def without_padding(q: Family, features: int) -> Family:
     """q without the weights of padded columns, which come last.
 
     Their features are 0 in all rows, so that under q they have the prior and are independent of the others.

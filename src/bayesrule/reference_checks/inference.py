@@ -27,6 +27,7 @@ from ..families.discrete import Categorical
 from ..families.gamma import Gamma
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
+from ..families.product import Product
 from ..families.wishart import NormalWishart
 from ..fitting.fit import fit
 from ..gallery.trace import trace_steps
@@ -178,7 +179,7 @@ def _additive_parameters(concentration: Any, means: Any, counts: Any, degrees: A
     return [concentration, counts, degrees, counts[:, None] * means, squares]
 
 
-def _global_blocks(q: Any) -> dict[str, Any]:
+def _global_blocks(q: Product) -> dict[str, Any]:
     return {name: q[name] for name in ("weights", "components")}
 
 

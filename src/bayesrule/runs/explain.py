@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..families.gaussian.base import GaussianFamily
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
 from ..models import regression
@@ -68,12 +69,12 @@ def _coefficients(q: Gaussian | DiagonalGaussian, features: list[str], classes: 
     return {"name": names, "mean": (weights @ contrasts.T).ravel(), "std": std.ravel()}
 
 
-def _variance(q: Any) -> Any:
+def _variance(q: GaussianFamily) -> Any:
     with jax.enable_x64(True):
         return q.variance()
 
 
-def _class_variances(q: Any, contrasts: np.ndarray) -> np.ndarray:
+def _class_variances(q: GaussianFamily, contrasts: np.ndarray) -> np.ndarray:
     """Var of every feature's weight for every class, (features, classes).
 
     The class scores are contrasts of K − 1 outputs, w_c = Σ_k C_ck w_k, so Var w_c = Σ_kl C_ck C_cl Cov(w_k, w_l).
