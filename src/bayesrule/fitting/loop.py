@@ -1,8 +1,8 @@
 """The compiled loop: steps until their number is reached or something ends them, without Python between two steps.
 
 `run_chunk` is one jitted `while_loop`, to which `fit` gives a few steps at a time (a chunk). `run` is the same loop for
-use inside another trace. Everything a step changes is in the `Carry`, whose buffers are donated, so that a chunk
-updates the posterior in place.
+use inside another jitted function. Everything a step changes is in the `Carry`, whose buffers are donated, so that a
+chunk updates the posterior in place.
 """
 
 from __future__ import annotations
@@ -36,9 +36,11 @@ class Carry(NamedTuple):
     Attributes:
         state: the state, whose `count` is the number of steps taken in all; for `fit` the rule's `State`.
         order: the rows in the order of the current epoch (see `select_batch`); empty for full batches.
-        trace: an array for each recorded quantity, with a place for each step of this fit.
-        code: the `Reason.code` of what ended the loop, 0 while it runs.
-        streak: how many steps in a row had a decrement below the tolerance.
+        trace: the recorded history, an array for each quantity of `Info` with a place for each step of this fit.
+        code: the `Reason.code` of what ended the loop. It is 0, the code of `Reason.STEPS`, while nothing has; a loop
+            that takes all its steps ends with it.
+        streak: how many steps in a row had a decrement (½⟨∇, F∇⟩ of the natural gradient, the nats still to gain) that
+            is not above the tolerance.
     """
 
     state: Any
@@ -49,7 +51,7 @@ class Carry(NamedTuple):
 
 
 def empty_trace(steps: int, diagnose: bool) -> dict[str, np.ndarray]:
-    """The trace before the first of so many steps; `diagnose` adds the bound and the decrement."""
+    """The trace before the first of `steps` steps; `diagnose` adds the bound and the decrement."""
     dtype = jnp.result_type(float)
     names = ("objective", "rate", "fraction") + (("bound", "decrement") if diagnose else ())
     return {name: np.full(steps, np.nan, dtype) for name in names} | {"guard": np.zeros(steps, bool)}
@@ -103,11 +105,12 @@ def iterate(
         The carry after the last step.
     """
     shuffle_key, step_key = keys
-    # One mini-batch may happen to have a small gradient, so convergence takes an epoch of small ones in a row.
+    # One mini-batch may have a small gradient by chance, so the decrement has to stay below the tolerance for an epoch.
     patience = 1 if batch_size is None else batches_per_epoch(objective, np.shape(carry.order)[0], batch_size)
 
     def unfinished(loop: tuple[Carry, Any]) -> Array:
-        return (loop[0].state.count < until) & (loop[0].code == Reason.STEPS.code)
+        carry = loop[0]
+        return (carry.state.count < until) & (carry.code == Reason.STEPS.code)
 
     def body(loop: tuple[Carry, Any]) -> tuple[Carry, Any]:
         (state, order, trace, _, streak), measured = loop
@@ -117,7 +120,7 @@ def iterate(
         new, info, measured = advance(state, batch, jax.random.fold_in(step_key, state.count), measured)
         if tolerance is not None:
             streak = jnp.asarray(jnp.where(info.decrement <= tolerance, streak + 1, 0))
-        code = _code(info, streak >= patience)
+        code = _reason_code(info, streak >= patience)
         place = state.count - first
         trace = {name: values.at[place].set(getattr(info, name)) for name, values in trace.items()}
         accepted = info.finite & info.inside
@@ -129,8 +132,9 @@ def iterate(
     return jax.lax.while_loop(unfinished, body, (carry, measured))[0]
 
 
-def _code(info: Any, converged: ArrayLike) -> Array:
-    """The code of what a step's info says; that of `Reason.STEPS` to go on."""
+def _reason_code(info: Any, converged: ArrayLike) -> Array:
+    """The code of the reason to end the loop after a step with this info; that of `Reason.STEPS` to go on."""
+    # A fraction of 0 means that the guard tried shorter steps and accepted none.
     outside = jnp.where(info.fraction == 0, Reason.STALLED.code, Reason.OUTSIDE.code)
     finite = jnp.where(converged, Reason.CONVERGED.code, jnp.where(info.inside, Reason.STEPS.code, outside))
     return jnp.where(info.finite, finite, Reason.NOT_FINITE.code)
@@ -180,13 +184,14 @@ def run_chunk(
     reuses = _reuses_measurement(rule, objective, batch_size)
 
     def advance(state: State, batch: PyTree, key: Key, measured: Measurement | None) -> tuple[Any, Any, Any]:
+        # strict: a derivative that is not finite rejects the step; otherwise only a loss that is not finite does.
         new, info, measured = rule.advance(
             objective, state, split(batch), key, diagnose=diagnose, strict=True, measured=measured
         )
         return new, info, measured if reuses else None
 
     measured = measure(rule, objective, carry.state.q, split(data), carry.state.aux, None) if reuses else None
-    # Where a rejected step is already neutralised (rate 0), the old state is not kept: it would double the memory.
+    # A rule that rejects a step by rate 0 returns the old state itself; keeping a second copy would double the memory.
     restore = not (rule.guard.always_inside and rejects_by_zero_rate(rule, carry.state.q))
     shuffle_key, step_key = jax.random.split(key)
     return iterate(
@@ -207,7 +212,9 @@ def run_chunk(
 def _reuses_measurement(rule: Rule, objective: AbstractObjective, batch_size: int | None) -> bool:
     """Whether what the guard measured at the new q is what the next step would measure.
 
-    So it is if batch, points and loss stay the same from step to step; a temperature schedule moves the points.
+    That is so if the guard evaluates the loss at the new q, and batch, points and loss stay the same from step to step.
+    A temperature schedule moves the points, except the single point of `Delta`, and a curvature that remembers former
+    steps measures differently at each.
     """
     same_batch = batch_size is None and not objective.random and rule.steps.sweep is None
     same_points = not rule.points.random and (rule.points.delta or not rule.steps.follows_temperature_schedule)
@@ -223,7 +230,7 @@ def run(
     steps: int,
     tolerance: ArrayLike,
 ) -> State:
-    """At most so many full-batch steps from a state, fewer if they converge: `fit` for use inside a trace."""
+    """At most `steps` full-batch steps from a state, fewer if they converge: `fit` inside another jitted function."""
     carry = Carry(state, jnp.zeros(0, int), empty_trace(steps, True))
     until = state.count + steps
     return run_chunk(

@@ -99,7 +99,7 @@ class ProgressBar:
         return self
 
     def update(self, done: int, trace: dict[str, Any]) -> None:
-        """Show that so many steps of this fit are done."""
+        """Show how many steps of this fit are done."""
         if self.bar is not None and done:
             name = "bound" if "bound" in trace else "objective"
             self.bar.update(self.task, completed=done, description=f"{name} {float(trace[name][done - 1]):.6g}")
