@@ -117,7 +117,7 @@ def test_where_rows_cannot_be_left_out():
         },
     )
     result = blr.fit(blr.conjugate(), two, None, {"x": X, "y": X[:, 0]}, steps=1)
-    with pytest.raises(ValueError, match="Say which factor's rows"):
+    with pytest.raises(ValueError, match="Pass factor=…"):
         result.loo()
     with pytest.raises(ValueError, match="'prior' has no rows"):
         result.loo("prior")

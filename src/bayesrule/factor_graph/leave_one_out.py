@@ -24,13 +24,13 @@ from .sites import message
 
 
 class LeaveOneOut(eqx.Module):
-    r"""Each row's predictive density under the others, with $q_{−n} ∝ q / e^{⟨\tildeλ_n, T⟩}$ its cavity.
+    r"""Each row's predictive density under the posterior of the others, its cavity $q_{−n} ∝ q / e^{⟨\tildeλ_n, T⟩}$.
 
-    Exact for a conjugate model, the factor's other blocks (a noise precision) held fixed. For others the remaining
-    messages are held fixed, though a refit would change them: the error is about 0.01 nats for rows with an influence
-    below 0.1, and larger for the few with more.
+    For a conjugate model it is exact, given the factor's other blocks (a noise precision), which are held fixed. For
+    others the remaining messages too are held fixed, though a refit would change them; the error grows with the row's
+    influence.
 
-    Args:
+    Attributes:
         log_density: $\log E_{q_{−n}} p(y_n \mid θ)$; 0 for a missing row, NaN where the cavity is improper.
         influence: $KL(q ‖ q_{−n})$, how far the row moved q, in nats; 0 and NaN likewise.
         proper: whether the cavity is a distribution.
@@ -42,7 +42,7 @@ class LeaveOneOut(eqx.Module):
 
     @property
     def total(self) -> Array:
-        """Σ_n log p(y_n | y_{−n}), the expected log predictive density."""
+        """Σ_n log p(y_n | y_{−n}), the expected log predictive density; NaN if any cavity is improper."""
         return jnp.sum(self.log_density)
 
     def __repr__(self) -> str:
@@ -52,7 +52,9 @@ class LeaveOneOut(eqx.Module):
 
 
 def leave_one_out(model: Model, q: Product, data: PyTree, factor: str | None = None) -> LeaveOneOut:
-    """The predictive density of every row without it: exact where its factor is conjugate and q the exact posterior.
+    """Compute each row's predictive density under the posterior without that row.
+
+    It is exact if the row's factor is conjugate and q is the exact posterior.
 
     Args:
         model: a model without local blocks.
@@ -67,10 +69,13 @@ def leave_one_out(model: Model, q: Product, data: PyTree, factor: str | None = N
             "refit without them."
         )
     if factor is None and len(with_rows) != 1:
-        raise ValueError(f"Say which factor's rows to leave out, loo(factor=…): the model has {with_rows}.")
+        raise ValueError(
+            f"The rows of one factor can be left out, and the factors with rows are {with_rows}. Pass factor=…, for "
+            "example result.loo('y')."
+        )
     name = with_rows[0] if factor is None else factor
     if name not in with_rows:
-        raise ValueError(f"Factor {name!r} has no rows to leave out; {with_rows} have.")
+        raise ValueError(f"Factor {name!r} has no rows to leave out: choose one of {with_rows}.")
     if model.batch_rows(data).weights is not None:
         raise ValueError(
             "Weighted rows cannot be left out one by one, since a weight stands for many: fit without weights."
@@ -80,7 +85,8 @@ def leave_one_out(model: Model, q: Product, data: PyTree, factor: str | None = N
     if improper:
         warnings.warn(
             f"Without its own message q is not a distribution for {improper} of {result.proper.size} rows: their log "
-            "densities are NaN. The posterior is proper because of such a row alone; refit without it.",
+            "densities are NaN. Each of these rows alone makes q proper in some direction; refit without the row to "
+            "score it.",
             stacklevel=3,
         )
     return result
@@ -89,12 +95,13 @@ def leave_one_out(model: Model, q: Product, data: PyTree, factor: str | None = N
 @eqx.filter_jit
 def _leave_one_out(model: Model, q: Product, data: PyTree, name: str) -> LeaveOneOut:
     factor, rows = model.factors[name], model.batch_rows(data)
-    site, views = message(model, name, q, rows, jax.random.key(0)), model.views(q)
+    # The key is fixed, so that the result is a function of q and the data; factors without random points ignore it.
+    row_messages, views = message(model, name, q, rows, jax.random.key(0)), model.views(q)
     arrays, observed = observed_data(factor, rows)
     if isinstance(factor, LinearFactor):
-        log_density, influence, proper = _by_outputs(factor, site["outputs"], views, arrays)
+        log_density, influence, proper = _leave_out_in_output_space(factor, row_messages["outputs"], views, arrays)
     else:
-        log_density, influence, proper = _by_natural(model, name, q, rows, site)
+        log_density, influence, proper = _leave_out_in_natural_parameters(model, name, q, rows, row_messages)
     if observed is not None:
         present = jnp.any(observed.reshape((observed.shape[0], -1)), axis=-1)
         log_density, influence = jnp.where(present, log_density, 0.0), jnp.where(present, influence, 0.0)
@@ -102,12 +109,15 @@ def _leave_one_out(model: Model, q: Product, data: PyTree, name: str) -> LeaveOn
     return LeaveOneOut(jnp.where(proper, log_density, jnp.nan), jnp.where(proper, influence, jnp.nan), proper)
 
 
-def _by_outputs(
-    factor: LinearFactor, site: tuple[Array, Array], views: Mapping[str, BlockView], data: Mapping[str, Array]
+def _leave_out_in_output_space(
+    factor: LinearFactor, row_messages: tuple[Array, Array], views: Mapping[str, BlockView], data: Mapping[str, Array]
 ) -> tuple[Array, Array, Array]:
-    """In the space of the output f_n, since q and its cavity differ by a function of f_n alone."""
+    """Log densities, influences and properness, computed for the output f_n alone.
+
+    q and its cavity differ by a function of f_n, so that their KL divergence is that of f_n's two distributions.
+    """
     mean, covariance = factor.outputs(views, data)
-    linear, curvature = site  # the row's message is ν f − ½ f κ f
+    linear, curvature = row_messages  # The row's message is νᵀf − ½ fᵀκf.
     if mean.ndim == 1:
         mean, covariance = mean[:, None], covariance[:, None, None]
         linear, curvature = linear[:, None], curvature[:, None, None]
@@ -124,15 +134,16 @@ def _by_outputs(
     cavity_covariance = jnp.linalg.inv(safe_precision)
     natural = jnp.einsum("nkl,nl->nk", precision, mean) - linear
     cavity_mean = jnp.einsum("nkl,nl->nk", cavity_covariance, natural)
-    size, gap = mean.shape[-1], cavity_mean - mean
+    size, mean_shift = mean.shape[-1], cavity_mean - mean
     log_det = lambda x: jnp.linalg.slogdet(x)[1]
     trace = jnp.einsum("nkl,nlk->n", safe_precision, covariance)
-    square = jnp.einsum("nk,nkl,nl->n", gap, safe_precision, gap)
+    square = jnp.einsum("nk,nkl,nl->n", mean_shift, safe_precision, mean_shift)
     influence = 0.5 * (trace - size - log_det(safe_precision) + log_det(precision) + square)
     if factor.conjugate:
         # The row's term is ⟨λ̃, T⟩ + c exactly, so that log E_{q₋ₙ} p = c + A(λ) − A(λ − λ̃).
-        flat = (lambda m, v: (m[:, 0], v[:, 0, 0])) if size == 1 else (lambda m, v: (m, v))
-        value = factor.expected_log_likelihood(*flat(mean, covariance), views, data, None)
+        # The factor takes a variance (N,) for a single output, and a full covariance (N, K, K) for several.
+        moments = (mean[:, 0], covariance[:, 0, 0]) if size == 1 else (mean, covariance)
+        value = factor.expected_log_likelihood(*moments, views, data, None)
         value = jnp.sum(value.reshape((value.shape[0], -1)), axis=1)
         second_moment = covariance + mean[:, :, None] * mean[:, None, :]
         constant = value - jnp.einsum("nk,nk->n", linear, mean)
@@ -145,18 +156,24 @@ def _by_outputs(
     return factor.log_predictive(cavity_mean, cavity_covariance, views, data), influence, proper
 
 
-def _by_natural(model: Model, name: str, q: Product, rows: Rows, site: PyTree) -> tuple[Array, Array, Array]:
-    """In λ: E log f_n = ⟨λ̃_n, μ⟩ + c_n, so log E_{q₋ₙ} f_n = c_n + A(λ) − A(λ − λ̃_n)."""
+def _leave_out_in_natural_parameters(
+    model: Model, name: str, q: Product, rows: Rows, row_messages: PyTree
+) -> tuple[Array, Array, Array]:
+    """Log densities, influences and properness, from E log f_n = ⟨λ̃_n, μ⟩ + c_n.
+
+    log E_{q₋ₙ} f_n = c_n + A(λ) − A(λ − λ̃_n).
+    """
     factor = model.factors[name]
     values = model.term(name, model.views(q), rows, jax.random.key(0))
     values = jnp.sum(values.reshape((values.shape[0], -1)), axis=1)
-    touched = Product({block: q.blocks[block] for block in factor.blocks})
-    natural, expectation = touched.natural(), touched.expectation()
-    log_partition = touched.log_partition(natural)
+    factor_blocks = Product({block: q.blocks[block] for block in factor.blocks})
+    natural, expectation = factor_blocks.natural(), factor_blocks.expectation()
+    log_partition = factor_blocks.log_partition(natural)
 
-    def leave_out(value: Array, site: PyTree) -> tuple[Array, Array, Array]:
-        cavity = jax.tree.map(jnp.subtract, natural, {block: site[block] for block in touched.blocks})
-        change, inner = touched.log_partition(cavity) - log_partition, touched.inner(site, expectation)
-        return value - inner - change, change + inner, touched.inside(cavity)
+    def leave_out(value: Array, row_message: PyTree) -> tuple[Array, Array, Array]:
+        cavity = jax.tree.map(jnp.subtract, natural, {block: row_message[block] for block in factor_blocks.blocks})
+        change = factor_blocks.log_partition(cavity) - log_partition
+        inner = factor_blocks.inner(row_message, expectation)
+        return value - inner - change, change + inner, factor_blocks.inside(cavity)
 
-    return jax.vmap(leave_out)(values, site)
+    return jax.vmap(leave_out)(values, row_messages)
