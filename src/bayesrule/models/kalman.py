@@ -26,7 +26,7 @@ from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from ..families.sites import kalman
-from ..families.sites.kalman import FilteredChain, Observations, Smoothed
+from ..families.sites.kalman import FilteredSegments, OutputSites, Smoothed
 from ..families.sites.state_space import StateSpace
 from ..numerics.checks import positive_int
 from ..numerics.linalg import root
@@ -181,7 +181,7 @@ def simulate(
 
 @partial(jax.jit, static_argnums=3)
 def _filter(system: StateSpace, y: Array, noise: Array, parallel: bool | None) -> Filtered:
-    _, chain = _chain(system, y, noise, parallel, ahead=False)
+    _, chain = _chain(system, y, noise, parallel, with_following=False)
     filtered = kalman.filter_states(chain, y.shape[0])
     return Filtered(filtered.mean, filtered.covariance, kalman.log_likelihood(chain, filtered))
 
@@ -193,8 +193,8 @@ def _smooth(system: StateSpace, y: Array, noise: Array, pairs: bool, parallel: b
 
 
 def _chain(
-    system: StateSpace, y: Array, noise: Array, parallel: bool | None, ahead: bool = True
-) -> tuple[StateSpace, FilteredChain]:
+    system: StateSpace, y: Array, noise: Array, parallel: bool | None, with_following: bool = True
+) -> tuple[StateSpace, FilteredSegments]:
     """The filtered chain, and the state space whose outputs are observed independently.
 
     The filter takes one output at a time, so the observations of a step must have independent noise. A covariance R is
@@ -217,8 +217,8 @@ def _chain(
         noise = noise[:, None]
     variance = jnp.broadcast_to(noise + jnp.where(noise == 0, _least_noise(system), 0.0), y.shape)
     one = jnp.ones_like(y)
-    sites = Observations(values, jnp.where(observed, one, 0.0), jnp.where(observed, variance, one))
-    return system, kalman.filter_chain(system, sites, parallel, ahead)
+    sites = OutputSites(values, jnp.where(observed, one, 0.0), jnp.where(observed, variance, one))
+    return system, kalman.filter_segments(system, sites, parallel, with_following)
 
 
 def _is_covariance(system: StateSpace, noise: Array) -> bool:

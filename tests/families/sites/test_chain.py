@@ -137,8 +137,8 @@ def test_ten_thousand_steps(wide):
 
     def smoothed(dtype, parallel):
         values = jnp.asarray(y, dtype)[:, None]
-        observed = kalman.Observations(values, jnp.ones_like(values), jnp.ones_like(values))
-        actual = jax.jit(kalman.filter_chain, static_argnums=2)(trend(dtype, wide), observed, parallel)
+        observed = kalman.OutputSites(values, jnp.ones_like(values), jnp.ones_like(values))
+        actual = jax.jit(kalman.filter_segments, static_argnums=2)(trend(dtype, wide), observed, parallel)
         states = jax.jit(kalman.smooth_states, static_argnums=2)(trend(dtype, wide), actual, size)
         return states.mean, jnp.diagonal(states.covariance, axis1=1, axis2=2)
 

@@ -16,7 +16,7 @@ from ...numerics.random import Key
 from ...steps.step import Step
 from . import kalman
 from .base import SitedGaussian, Sites, Solution, as_sites
-from .kalman import Filtered
+from .kalman import FilteredStates
 from .state_space import StateSpace
 
 
@@ -100,7 +100,7 @@ class GaussianChain(SitedGaussian):
         """Cov(x_{t+1}, x_t), given all sites."""
         return _pairs(self.system, self.sites, self.parallel)
 
-    def filtered(self) -> Filtered:
+    def filtered(self) -> FilteredStates:
         """Each state's mean and covariance given the sites up to its step: the filter."""
         return _filter(self.system, self.sites, self.parallel)
 
@@ -117,16 +117,16 @@ class GaussianChain(SitedGaussian):
 
 
 def _filter_chain(
-    system: StateSpace, natural: Sites, parallel: bool | None, with_futures: bool = True
-) -> tuple[StateSpace, kalman.FilteredChain]:
+    system: StateSpace, natural: Sites, parallel: bool | None, with_following: bool = True
+) -> tuple[StateSpace, kalman.FilteredSegments]:
     """Filter the chain with its sites; also the state space in whose outputs the sites are independent."""
     first, curve = natural[0], -2 * natural[1]
     if system.outputs:
         system, first, curve = _decorrelate(system, first, curve)
     else:
         first, curve = first[:, None], curve[:, None]
-    observations = kalman.Observations(first, curve, jnp.ones_like(curve))
-    return system, kalman.filter_chain(system, observations, parallel, with_futures)
+    sites = kalman.OutputSites(first, curve, jnp.ones_like(curve))
+    return system, kalman.filter_segments(system, sites, parallel, with_following)
 
 
 @partial(jax.jit, static_argnums=2)
@@ -152,16 +152,16 @@ def _log_partition(system: StateSpace, natural: Sites, parallel: bool | None) ->
 @partial(jax.jit, static_argnums=2)
 def _pairs(system: StateSpace, natural: Sites, parallel: bool | None) -> Array | None:
     decorrelated, chain = _filter_chain(system, natural, parallel)
-    return kalman.smooth_states(decorrelated, chain, natural[0].shape[0], pairs=True).pairs
+    return kalman.smooth_states(decorrelated, chain, natural[0].shape[0], with_pairs=True).pairs
 
 
 @partial(jax.jit, static_argnums=2)
-def _filter(system: StateSpace, natural: Sites, parallel: bool | None) -> Filtered:
+def _filter(system: StateSpace, natural: Sites, parallel: bool | None) -> FilteredStates:
     return kalman.filter_states(_filter_chain(system, natural, parallel, False)[1], natural[0].shape[0])
 
 
 @partial(jax.jit, static_argnums=3)
-def _sample(system: StateSpace, filtered: Filtered, key: Key, shape: tuple[int, ...]) -> Float[Array, "... T D"]:
+def _sample(system: StateSpace, filtered: FilteredStates, key: Key, shape: tuple[int, ...]) -> Float[Array, "... T D"]:
     mean, cov = filtered.mean, filtered.covariance
     predicted_mean, predicted_cov = kalman.predict_states(system, mean, cov)
     F = jnp.broadcast_to(system.each("transition", len(mean)), cov.shape)

@@ -21,22 +21,30 @@ from jaxtyping import Array, Float
 from ...numerics.linalg import matmul, matvec, outer, posterior, root, symmetric
 from .state_space import StateSpace
 
-State = tuple[Float[Array, "... D"], Float[Array, "... D D"]]
+Moments = tuple[Float[Array, "... D"], Float[Array, "... D D"]]
 """The mean and the covariance of a state."""
+RootMoments = tuple[Float[Array, " D"], Float[Array, "D D"]]
+"""The mean of a state and a root S of its covariance, Σ = SSᵀ."""
+Information = tuple[Float[Array, "... D"], Float[Array, "... D D"]]
+"""(r, N), what later sites say of a state: it moves a mean m and a covariance C to m + Cr and C − CNC."""
 Steps = dict[str, Array]
-"""What a scan reads at each step: sites a, b, c, and those matrices of the state space that change with time."""
+"""What a scan reads at each step: the fields of `OutputSites`, and the matrices of the state space that change with
+time."""
 
 
-class Observations(NamedTuple):
+class OutputSites(NamedTuple):
     r"""A site on each output, $∝ \exp\frac{af − ½bf^2}{c}$, with an entry for each step and output.
 
     A Gaussian site of natural parameters (ν, −½κ) is (ν, κ, 1); an observation y with noise variance R is (y, 1, R),
     also where R = 0; a missing observation is (0, 0, 1).
     """
 
-    a: Float[Array, "T m"]
-    b: Float[Array, "T m"]
-    c: Float[Array, "T m"]
+    linear: Float[Array, "T m"]
+    """a."""
+    quadratic: Float[Array, "T m"]
+    """b."""
+    scale: Float[Array, "T m"]
+    """c."""
 
 
 class Element(NamedTuple):
@@ -74,7 +82,7 @@ class Innovation(NamedTuple):
     """Aᵀh."""
 
 
-class FilteredChain(NamedTuple):
+class FilteredSegments(NamedTuple):
     """A chain cut into B segments of L steps, each filtered from a known initial state."""
 
     steps: Steps
@@ -85,13 +93,13 @@ class FilteredChain(NamedTuple):
     """Of each step's outputs, (B, L, …)."""
     segments: Element
     """Each segment as a whole, with its last transition, (B, …)."""
-    starts: State
+    starts: Moments
     """The predicted initial state of each segment, given the sites of all segments before it."""
-    futures: Element | None
-    """All segments after each one, joined; None if it was not asked for."""
+    following: Element | None
+    """All segments that follow each one, joined; None if it was not asked for."""
 
 
-class Filtered(NamedTuple):
+class FilteredStates(NamedTuple):
     """Each state's moments given the sites up to its step, and each output's just before its own site."""
 
     mean: Float[Array, "T D"]
@@ -101,44 +109,48 @@ class Filtered(NamedTuple):
 
 
 class Smoothed(NamedTuple):
-    """Each state's moments given all sites, and Cov(x_{t+1}, x_t) if it was asked for."""
+    """Each state's moments given all sites, and in `pairs` Cov(x_{t+1}, x_t), if it was asked for."""
 
     mean: Float[Array, "T D"]
     covariance: Float[Array, "T D D"]
     pairs: Float[Array, "T-1 D D"] | None
 
 
-def filter_chain(
-    system: StateSpace, observations: Observations, parallel: bool | None = None, with_futures: bool = True
-) -> FilteredChain:
+def filter_segments(
+    system: StateSpace, sites: OutputSites, parallel: bool | None = None, with_following: bool = True
+) -> FilteredSegments:
     """Filter all segments of a chain and predict their initial states.
+
+    With segments of L steps, all T/L of them are filtered at once in L sequential steps, and then joined in log₂(T/L)
+    more, each over all segments. L ≈ 2√T keeps both small; a chain of fewer than 64 steps has little to gain from it.
 
     Args:
         system: the prior of the states.
-        observations: the sites, which act on one output at a time.
+        sites: the sites, which act on one output at a time.
         parallel: whether to cut the chain into about ½√T segments that run side by side; by default from 64 steps on.
-        with_futures: whether to join the segments from the end as well, which smoothing needs and filtering does not.
+        with_following: whether to join the segments from the end as well, which smoothing needs and filtering does not.
     """
-    count = observations.a.shape[0]
+    count = sites.linear.shape[0]
     parallel = count >= 64 if parallel is None else parallel
     length = min(count, max(1, round(2 * count**0.5))) if parallel else count
-    steps = _cut_into_segments(system, observations, length)
+    steps = _cut_into_segments(system, sites, length)
     segments, elements, innovations = jax.vmap(lambda x: filter_segment(system, x))(steps)
     empty = empty_segment(system)
+    # The prior is a segment whose final state does not depend on x (A = 0) and that has no sites (η = 0, J = 0).
     prior = Element(empty.J, system.mean, system.covariance, empty.eta, empty.J)
     before = jax.tree.map(lambda x, y: jnp.concatenate([x[None], y[:-1]]), prior, segments)
     after = jax.tree.map(lambda x, y: jnp.concatenate([x[1:], y[None]])[::-1], segments, empty)
     if length < count:
-        before, *others = _scan_segments([before, after] if with_futures else [before], empty)
-        after = others[0] if with_futures else after
-    futures = jax.tree.map(lambda x: x[::-1], after) if with_futures else None
-    return FilteredChain(steps, elements, innovations, segments, (before.b, before.C), futures)
+        before, *others = _scan_segments([before, after] if with_following else [before], empty)
+        after = others[0] if with_following else after
+    following = jax.tree.map(lambda x: x[::-1], after) if with_following else None
+    return FilteredSegments(steps, elements, innovations, segments, (before.b, before.C), following)
 
 
-def _cut_into_segments(system: StateSpace, observations: Observations, length: int) -> Steps:
+def _cut_into_segments(system: StateSpace, sites: OutputSites, length: int) -> Steps:
     """What the scans read, (B, length, …); the last segment is padded with steps that have no sites."""
-    count = observations.a.shape[0]
-    xs: Steps = dict(observations._asdict())
+    count = sites.linear.shape[0]
+    xs: Steps = dict(sites._asdict())
     for name, rank in (("transition", 2), ("noise", 2), ("offset", 1)):
         if getattr(system, name).ndim > rank:
             xs[name] = system.each(name, count)
@@ -146,7 +158,7 @@ def _cut_into_segments(system: StateSpace, observations: Observations, length: i
         xs["emission"] = system.emission
     segments = -(-count // length)
     last_repeated = lambda x: jnp.broadcast_to(x[-1:], (segments * length - count, *x.shape[1:]))
-    no_site = {"a": jnp.zeros_like, "b": jnp.zeros_like, "c": jnp.ones_like}
+    no_site = {"linear": jnp.zeros_like, "quadratic": jnp.zeros_like, "scale": jnp.ones_like}
     padded = {n: jnp.concatenate([x, no_site.get(n, lambda x: x)(last_repeated(x))]) for n, x in xs.items()}
     return {n: x.reshape((segments, length, *x.shape[1:])) for n, x in padded.items()}
 
@@ -168,8 +180,8 @@ def filter_segment(system: StateSpace, xs: Steps) -> tuple[Element, Element, Inn
     """
 
     def step(carry: Element, x: Steps) -> tuple[Element, tuple[Element, Innovation]]:
-        sites = (_matrix_at(system, x, "emission"), x["a"], x["b"], x["c"])
-        updated, innovation = _each_output(_update, carry, sites)
+        sites = (_matrix_at(system, x, "emission"), x["linear"], x["quadratic"], x["scale"])
+        updated, innovation = _scan_over_outputs(_update, carry, sites)
         F = _matrix_at(system, x, "transition")
         mean = matvec(F, updated.b) + _matrix_at(system, x, "offset")
         cov = symmetric(matmul(matmul(F, updated.C), F.mT) + _matrix_at(system, x, "noise"))
@@ -201,8 +213,8 @@ def _update(carry: Element, x: tuple[Array, Array, Array, Array]) -> tuple[Eleme
     return updated, Innovation(output_mean, output_variance, residual, weight, gain, loading)
 
 
-def _each_output(once: Callable, carry: Any, xs: tuple, reverse: bool = False) -> tuple[Any, Any]:
-    """Scan over the outputs of one step; the loop is unrolled if they are at most four."""
+def _scan_over_outputs(once: Callable, carry: Any, xs: tuple, reverse: bool = False) -> tuple[Any, Any]:
+    """Scan over the outputs of one step; the loop is unrolled if there are at most four."""
     count = jax.tree.leaves(xs)[0].shape[0]
     if count > 4:
         return jax.lax.scan(once, carry, xs, reverse=reverse)
@@ -265,7 +277,7 @@ def _scan_segments(directions: list[Element], empty: Element) -> list[Element]:
     return [jax.tree.map(lambda x, i=i: x[i], joined) for i in range(len(directions))]
 
 
-def _condition_start(start: State, eta: Array, J: Array) -> tuple[Array, Array, Array, Array]:
+def _condition_start(start: Moments, eta: Array, J: Array) -> tuple[Array, Array, Array, Array]:
     """Condition an initial state N(m, P) on a likelihood exp(ηᵀx − ½xᵀJx).
 
     Returns:
@@ -275,7 +287,7 @@ def _condition_start(start: State, eta: Array, J: Array) -> tuple[Array, Array, 
     posterior_cov, log_det = posterior(cov, J)
     residual = eta - matvec(J, mean)
     posterior_mean = mean + matvec(posterior_cov, residual)
-    # ηᵀm − ½mᵀJm + ½(η − Jm)ᵀK(η − Jm)
+    # The integral is ηᵀm − ½mᵀJm + ½(η − Jm)ᵀK(η − Jm) − ½log|I + PJ|, with K the posterior covariance.
     value = 0.5 * jnp.sum((eta + residual) * mean + residual * (posterior_mean - mean), axis=-1)
     return posterior_mean, posterior_cov, value - 0.5 * log_det, log_det
 
@@ -283,30 +295,36 @@ def _condition_start(start: State, eta: Array, J: Array) -> tuple[Array, Array, 
 # Normalisers.
 
 
-def log_normalizer(chain: FilteredChain) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """Σ log ∫ of the segments' likelihoods over their initial states, and log|I + Kκ| of all sites (with c = 1)."""
+def log_normalizer(chain: FilteredSegments) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """Integrate the segments' likelihoods over their initial states.
+
+    Returns:
+        The sum of the integrals' logarithms; and log|I + Kκ| of all sites if c = 1, where K is the prior covariance of
+        all outputs and κ the diagonal matrix of b.
+    """
     *_, value, log_det = _condition_start(chain.starts, chain.segments.eta, chain.segments.J)
     return jnp.sum(value), jnp.sum(log_det) + jnp.sum(jnp.log(_scales(chain)))
 
 
-def _scales(chain: FilteredChain) -> Array:
+def _scales(chain: FilteredSegments) -> Array:
     """c + bs of every site; NaN where it is not positive, which means that prior and sites are no distribution."""
-    scales = chain.steps["c"] + chain.steps["b"] * chain.innovations.output_variance
+    scales = chain.steps["scale"] + chain.steps["quadratic"] * chain.innovations.output_variance
     return jnp.where(scales > 0, scales, jnp.nan)
 
 
-def log_partition(chain: FilteredChain) -> Float[Array, ""]:
+def log_partition(chain: FilteredSegments) -> Float[Array, ""]:
     """log E_p exp Σ(νf − ½κf²), of sites (ν, κ, 1)."""
-    nu, kappa = chain.steps["a"], chain.steps["b"]
+    nu, kappa = chain.steps["linear"], chain.steps["quadratic"]
     f, s = chain.innovations.output_mean, chain.innovations.output_variance
     scales = _scales(chain)
     terms = (nu**2 * s + 2 * nu * f - kappa * f**2) / scales - jnp.log(scales)
     return 0.5 * jnp.sum(terms) + log_normalizer(chain)[0]
 
 
-def log_likelihood(chain: FilteredChain, filtered: Filtered) -> Float[Array, ""]:
+def log_likelihood(chain: FilteredSegments, filtered: FilteredStates) -> Float[Array, ""]:
     """log p(y) of observations (y, 1, R) and missing ones (0, 0, 1), the sum of each one's predictive density."""
-    a, b, c = (_concatenate_segments(chain.steps[name], len(filtered.output_mean)) for name in "abc")
+    count = len(filtered.output_mean)
+    a, b, c = (_concatenate_segments(chain.steps[name], count) for name in OutputSites._fields)
     scale, squared_error = c + b * filtered.output_variance, b * (a - filtered.output_mean) ** 2
     # An exact observation of a known output has density 1 if it agrees, and is impossible if it does not.
     certain = scale == 0
@@ -319,14 +337,14 @@ def log_likelihood(chain: FilteredChain, filtered: Filtered) -> Float[Array, ""]
 # The filter.
 
 
-def filter_states(chain: FilteredChain, count: int) -> Filtered:
-    """Each state given the sites up to its step: the elements, averaged over what is known of the segments' starts."""
+def filter_states(chain: FilteredSegments, count: int) -> FilteredStates:
+    """Each state given the sites up to its step: the elements, averaged over the segments' filtered initial states."""
     mean, cov, start_mean, start_variance = jax.vmap(_filter_start)(*chain.starts, chain.innovations)
     element = chain.elements
     states = element.b + matvec(element.A, mean), element.C + matmul(matmul(element.A, cov), element.A.mT)
     innovations = chain.innovations
     outputs = innovations.output_mean + start_mean, innovations.output_variance + start_variance
-    return Filtered(*_concatenate_segments((*states, *outputs), count))
+    return FilteredStates(*_concatenate_segments((*states, *outputs), count))
 
 
 @jax.custom_jvp
@@ -334,14 +352,14 @@ def _filter_start(mean: Array, cov: Array, innovations: Innovation) -> tuple[Arr
     r"""Filter a segment's initial state, given the segment's outputs up to each step.
 
     The covariance is carried as a root, $Σ = SS^⊤$; an output $a^⊤x$ of weight w takes $S$ to $S(I − γφφ^⊤)$ with $φ =
-    S^⊤a$ (Potter, 1963), so that a vague initial state loses no digits.
+    S^⊤a$, $γ = w/(s + √s)$ and $s = 1 + wφ^⊤φ$ (Potter, 1963), so that a vague initial state loses no digits.
 
     Returns:
         The initial state's mean and covariance after each step, and the mean and the variance of $a^⊤x$, which it adds
         to each output's prediction.
     """
 
-    def once(carry: State, x: tuple) -> tuple[State, tuple[Array, Array]]:
+    def once(carry: RootMoments, x: tuple) -> tuple[RootMoments, tuple[Array, Array]]:
         (mean, S), (residual, weight, loading) = carry, x
         phi = matvec(S.mT, loading)
         output_mean, output_variance = jnp.sum(loading * mean), jnp.sum(phi * phi)
@@ -351,14 +369,14 @@ def _filter_start(mean: Array, cov: Array, innovations: Innovation) -> tuple[Arr
         updated_mean = mean + gain * ((residual - weight * output_mean) / scale)
         return (updated_mean, updated_root), (output_mean, output_variance)
 
-    mean, S, *outputs = _scan_outputs(once, (mean, root(cov).mT), innovations)
+    mean, S, *outputs = _scan_over_steps(once, (mean, root(cov).mT), innovations)
     return mean, matmul(S, S.mT), outputs[0], outputs[1]
 
 
 def _filter_start_by_covariance(mean: Array, cov: Array, innovations: Innovation) -> tuple[Array, Array, Array, Array]:
     """`_filter_start` with the covariance itself, which is differentiable where it is singular; its root is not."""
 
-    def once(carry: State, x: tuple) -> tuple[State, tuple[Array, Array]]:
+    def once(carry: Moments, x: tuple) -> tuple[Moments, tuple[Array, Array]]:
         (mean, cov), (residual, weight, loading) = carry, x
         gain = matvec(cov, loading)
         output_mean, output_variance = jnp.sum(loading * mean), jnp.sum(loading * gain)
@@ -366,14 +384,16 @@ def _filter_start_by_covariance(mean: Array, cov: Array, innovations: Innovation
         updated_mean = mean + gain * ((residual - weight * output_mean) / scale)
         return (updated_mean, cov - (weight / scale) * outer(gain, gain)), (output_mean, output_variance)
 
-    return _scan_outputs(once, (mean, cov), innovations)
+    return _scan_over_steps(once, (mean, cov), innovations)
 
 
-def _scan_outputs(once: Callable, start: State, innovations: Innovation) -> tuple[Array, Array, Array, Array]:
-    """Scan over all outputs of all steps, and return the carry after each step with what the outputs gave."""
+def _scan_over_steps(
+    once: Callable, start: Moments | RootMoments, innovations: Innovation
+) -> tuple[Array, Array, Array, Array]:
+    """Scan over all outputs of all steps; return the carry after each step and what `once` gave for its outputs."""
 
-    def step(carry: State, x: Innovation) -> tuple[State, tuple]:
-        carry, outputs = _each_output(once, carry, (x.scaled_residual, x.weight, x.loading))
+    def step(carry: tuple[Array, Array], x: Innovation) -> tuple[tuple[Array, Array], tuple]:
+        carry, outputs = _scan_over_outputs(once, carry, (x.scaled_residual, x.weight, x.loading))
         return carry, (*carry, *outputs)
 
     return jax.lax.scan(step, start, innovations)[1]
@@ -384,10 +404,10 @@ def _filter_start_jvp(primals: tuple, tangents: tuple) -> tuple:
     return _filter_start(*primals), jax.jvp(_filter_start_by_covariance, primals, tangents)[1]
 
 
-def predict_states(system: StateSpace, mean: Float[Array, "T D"], cov: Float[Array, "T D D"]) -> State:
+def predict_states(system: StateSpace, mean: Float[Array, "T D"], cov: Float[Array, "T D D"]) -> Moments:
     """The moments of the states one transition later, (T, …).
 
-    Where transitions change with time there is none after the last step, and the last entry means nothing.
+    Where transitions change with time there is none after the last step, and the last entry has no meaning.
     """
     F, Q, o = (system.each(name, mean.shape[0]) for name in ("transition", "noise", "offset"))
     return matvec(F, mean) + o, symmetric(matmul(matmul(F, cov), F.mT) + Q)
@@ -396,21 +416,21 @@ def predict_states(system: StateSpace, mean: Float[Array, "T D"], cov: Float[Arr
 # The smoother.
 
 
-def smooth_states(system: StateSpace, chain: FilteredChain, count: int, pairs: bool = False) -> Smoothed:
+def smooth_states(system: StateSpace, chain: FilteredSegments, count: int, with_pairs: bool = False) -> Smoothed:
     r"""Each state given all sites: backwards through each segment given its initial state, then averaged over that.
 
     With $\tilde r_t$, $\tilde N_t$ the information of the future about the filtered state (Durbin and Koopman, 2012),
     the state is $N(b_t + C_t\tilde r_t + B_tx, C_t − C_t\tilde N_tC_t)$ given the initial state x, with $B_t = (I −
     C_t\tilde N_t)A_t$.
     """
-    segments, futures, eye = chain.segments, chain.futures, jnp.eye(system.size, dtype=system.mean.dtype)
-    assert futures is not None, "smoothing needs filter_chain(…, with_futures=True)"
+    segments, following, eye = chain.segments, chain.following, jnp.eye(system.size, dtype=system.mean.dtype)
+    assert following is not None, "smoothing needs filter_segments(…, with_following=True)"
     # (r, N) of the state after each segment, given the initial state x = 0.
-    end_cov, _ = posterior(segments.C, futures.J)
-    residual = futures.eta - matvec(futures.J, segments.b)
-    N = symmetric(matmul(futures.J, eye - matmul(end_cov, futures.J)))
-    r = residual - matvec(futures.J, matvec(end_cov, residual))
-    smooth = jax.vmap(lambda x, e, i, r, N: _smooth_segment(system, x, e, i, (r, N), pairs))
+    end_cov, _ = posterior(segments.C, following.J)
+    residual = following.eta - matvec(following.J, segments.b)
+    N = symmetric(matmul(following.J, eye - matmul(end_cov, following.J)))
+    r = residual - matvec(following.J, matvec(end_cov, residual))
+    smooth = jax.vmap(lambda x, e, i, r, N: _smooth_segment(system, x, e, i, (r, N), with_pairs))
     mean, cov, start_weights, pair_terms = smooth(chain.steps, chain.elements, chain.innovations, r, N)
     # The initial state of each segment given all sites.
     eta = segments.eta + matvec(segments.A.mT, r)
@@ -420,24 +440,24 @@ def smooth_states(system: StateSpace, chain: FilteredChain, count: int, pairs: b
     cross = matmul(start_weights, start_cov[:, None])
     cov = symmetric(cov + matmul(cross, start_weights.mT))
     mean, cov = _concatenate_segments((mean, cov), count)
-    if not pairs:
+    if not with_pairs:
         return Smoothed(mean, cov, None)
     pair_cov = pair_terms[0] + matmul(matmul(pair_terms[1], start_cov[:, None]), start_weights.mT)
     return Smoothed(mean, cov, _concatenate_segments(pair_cov, count)[: count - 1])
 
 
 def _smooth_segment(
-    system: StateSpace, xs: Steps, elements: Element, innovations: Innovation, end: State, pairs: bool
+    system: StateSpace, xs: Steps, elements: Element, innovations: Innovation, end: Information, with_pairs: bool
 ) -> tuple:
     """Run one segment backwards.
 
     Returns:
         The means and covariances of the states given the initial state x = 0, the matrices B_t by which the means
-        depend on x, and, if `pairs`, Cov(x_{t+1}, x_t) given x with the matrices by which x_{t+1} depends on x.
+        depend on x, and, if `with_pairs`, Cov(x_{t+1}, x_t) given x with the matrices by which x_{t+1} depends on x.
     """
     eye = jnp.eye(system.size, dtype=system.mean.dtype)
 
-    def once(carry: State, x: tuple) -> tuple[State, None]:
+    def once(carry: Information, x: tuple) -> tuple[Information, None]:
         (r, N), (h, residual, weight, gain) = carry, x
         # r ← hu + (I − w h gᵀ)r,  N ← w hhᵀ + (I − w h gᵀ)N(I − w g hᵀ)
         N_gain = matvec(N, gain)
@@ -446,19 +466,19 @@ def _smooth_segment(
         cross = weight * outer(h, N_gain)
         return (r, N - cross - cross.mT + factor * outer(h, h)), None
 
-    def step(carry: State, x: tuple) -> tuple[State, tuple]:
+    def step(carry: Information, x: tuple) -> tuple[Information, tuple]:
         (r, N), (xs, element, innovation) = carry, x
         F = _matrix_at(system, xs, "transition")
         r_before, N_before = matvec(F.mT, r), matmul(F.mT, matmul(N, F))
         projection = eye - matmul(element.C, N_before)
         start_weight = matmul(projection, element.A)
         out = element.b + matvec(element.C, r_before), matmul(projection, element.C), start_weight, None
-        if pairs:
+        if with_pairs:
             predicted_cov = matmul(matmul(F, element.C), F.mT) + _matrix_at(system, xs, "noise")
             after = eye - matmul(predicted_cov, N)
             out = (*out[:3], (matmul(after, matmul(F, element.C)), matmul(after, matmul(F, element.A))))
         sites = _matrix_at(system, xs, "emission"), innovation.scaled_residual, innovation.weight, innovation.gain
-        carry, _ = _each_output(once, (r_before, N_before), sites, reverse=True)
+        carry, _ = _scan_over_outputs(once, (r_before, N_before), sites, reverse=True)
         return carry, out
 
     return jax.lax.scan(step, end, (xs, elements, innovations), reverse=True)[1]
