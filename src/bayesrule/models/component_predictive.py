@@ -53,7 +53,7 @@ class GaussianPredictive:
             exponent = 0.5 * (self.dof + size)
             constant = gammaln(exponent) - gammaln(0.5 * self.dof) - 0.5 * size * np.log(np.pi * self.dof)
             log_prob = half_log_det + constant - exponent * np.log1p(square / self.dof)
-        missing = np.isnan(y).any(axis=1)[:, None] if full else np.isnan(y)[:, None]
+        missing = np.any(np.isnan(y), axis=1, keepdims=True) if full else np.isnan(y)[:, None]
         log_prob = np.where(missing, 0.0, log_prob)
         return log_prob if full else log_prob.sum(-1)
 

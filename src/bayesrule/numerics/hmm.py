@@ -155,12 +155,12 @@ class _OverSequences(NamedTuple):
     """Maps a function of one sequence over the flattened batch axis.
 
     Attributes:
-        count: the number of sequences; None if there is no batch axis.
+        sequences: how many there are; None if there is no batch axis.
         initial_axis: 0 if each sequence has its own π, None if they share it.
         transitions_axis: the same for A.
     """
 
-    count: int | None
+    sequences: int | None
     initial_axis: int | None
     transitions_axis: int | None
 
@@ -169,9 +169,9 @@ class _OverSequences(NamedTuple):
         in_axes = (self.initial_axis, self.transitions_axis, 0, 0) if axes is None else axes
 
         def mapped(*arrays: Array) -> Any:
-            if self.count is None:
+            if self.sequences is None:
                 return function(*arrays)
-            if self.count > 1:
+            if self.sequences > 1:
                 return jax.vmap(function, in_axes)(*arrays)
             # A single sequence runs without a batch axis, because an axis of length 1 makes XLA's loops slower.
             alone = (x if axis is None else x[0] for x, axis in zip(arrays, in_axes, strict=True))
