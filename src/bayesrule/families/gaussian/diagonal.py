@@ -1,4 +1,4 @@
-"""The Gaussian with a precision for each entry of θ."""
+"""The Gaussian with a precision for each entry of θ: the mean-field Gaussian."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ _LOG_2PI = math.log(2 * math.pi)
 class DiagonalGaussian(GaussianFamily, ExponentialFamily):
     r"""A Gaussian $N(m, \mathrm{diag}(s)^{-1})$ over any pytree: the candidate of `eq:don`.
 
-    $λ = (s∘m, −½s)$, $T = (θ, θ∘θ)$, $μ = (m, m∘m + 1/s)$. Moved in (m, s), s first:
-    $s ← (1−ρτ)s + ρh$, $m ← m − ρg/s'$.
+    $λ = (s∘m, −½s)$, $T = (θ, θ∘θ)$, $μ = (m, m∘m + 1/s)$. A step with the gradient g and the Hessian's diagonal h
+    first changes s and then m by the new s': $s' = (1−ρτ)s + ρh$, $m' = m − ρg/s'$.
 
     >>> import jax.numpy as jnp
     >>> q = DiagonalGaussian({"w": jnp.array([1.0, 2.0])}, 4.0)
     >>> [float(x) for x in q.expectation()[1]["w"]]
     [1.25, 4.25]
+
+    Args:
+        mean: m, a pytree of floating arrays.
+        precision: s, a number for all entries, or a pytree like the mean.
+        batch_ndim: how many of the first axes of every leaf are a batch of independent distributions.
     """
 
     mean: PyTree
@@ -56,7 +61,7 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
         return tuple(leaf.ndim - self.batch_ndim for leaf in leaves)
 
     def _sum(self, tree: PyTree) -> Float[Array, "..."]:
-        """The sum over one event, leading axes kept."""
+        """Sum over the axes of one distribution, in all leaves; batch axes and axes before them remain."""
         leaves = jax.tree.leaves(tree)
         ranks = [m.ndim - self.batch_ndim for m in jax.tree.leaves(self.mean)]
         sums = [jnp.sum(x, axis=tuple(range(-r, 0))) for x, r in zip(leaves, ranks, strict=True)]
@@ -69,7 +74,7 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
     def drawn(self, key: Key, shape: tuple[int, ...] = (), *, standard: bool = False) -> PyTree:
         if standard:
             return self.sample(key, shape)
-        # Leaf by leaf, so that the noise is made where it is used and never stored.
+        # The noise is generated leaf by leaf, so that XLA fuses it into the sum and never stores it.
         noise = normals(key, self.mean, shape)
         return jax.tree.map(lambda m, s, e: m + (e / jnp.sqrt(s)).astype(m.dtype), self.mean, self.precision, noise)
 
@@ -121,7 +126,7 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
         return self.from_expectation(expectation, batch_ndim=self.batch_ndim)
 
     def moments(self, shift: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
-        """m and 1/s with μ displaced: dv = dμ₂ − 2m dμ₁."""
+        """The mean and the variance v = 1/s with μ displaced by `shift`, to first order: dv = dμ₂ − 2m dμ₁."""
         mean = jax.tree.map(jnp.add, self.mean, shift[0])
         variance = jax.tree.map(lambda m, s, a, b: 1 / s + b - 2 * m * a, self.mean, self.precision, *shift)
         return mean, variance
@@ -220,7 +225,7 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
         return eqx.tree_at(lambda q: q.precision, self, precision)
 
     def decrement(self, step: Step) -> Float[Array, ""]:
-        """½ Σ g²/s + ¼ Σ ((h − τs)/s)²."""
+        """½ Σ g²/s + ¼ Σ ((h − τs)/s)², the mean's part and the precision's."""
 
         def leaf(g: Array, h: Array, s: Array) -> Array:
             return 0.5 * g**2 / s + 0.25 * (h / s - jnp.asarray(step.temperature, s.dtype)) ** 2

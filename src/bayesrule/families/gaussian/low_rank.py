@@ -19,20 +19,21 @@ from .precision import FACTORED, Factored, Structure
 
 
 class LowRankGaussian(GaussianFamily):
-    r"""$N(m, S^{-1})$ with $S = \mathrm{diag}(d) + UU^⊤$, U of L columns: SLANG's candidate.
+    r"""$N(m, S^{-1})$ with $S = \mathrm{diag}(d) + UU^⊤$, U of L columns: the candidate of SLANG.
 
-    Not an exponential family: it moves by projection. The plain step's precision
-    $(1−ρτ)S + ρH$ has more columns; the L largest directions are kept as they are, and the rest of
-    its diagonal goes to d, so that the diagonal of S is never approximated
-    (Mishkin et al., NeurIPS 2018).
-
-    `mean` is any pytree, `diagonal` one number or a pytree like it, `factor` is (P, L) over the
-    ravelled mean; axes of the factor before those, and as many first axes of the mean, are a batch.
+    It is not an exponential family, so a step is followed by a projection. The new precision $(1−ρτ)S + ρH$ has a
+    higher rank than L: U becomes its L leading directions, and the diagonal of the others is added to d, so that the
+    diagonal of S is exact (Mishkin et al., NeurIPS 2018).
 
     >>> import jax.numpy as jnp
     >>> q = LowRankGaussian(jnp.zeros(3), 1.0, jnp.ones((3, 1)))
     >>> [round(float(x), 4) for x in q.variance()]
     [0.75, 0.75, 0.75]
+
+    Args:
+        mean: m, a pytree of floating arrays with P numbers in all.
+        diagonal: d, one number or a pytree like the mean.
+        factor: U, (P, L) over the ravelled mean. Axes before these are a batch, and the mean has them in front too.
     """
 
     mean: PyTree
@@ -47,7 +48,7 @@ class LowRankGaussian(GaussianFamily):
     def around(cls, params: PyTree, precision: Any, *, rank: int | None = None, **choices: Any) -> Self:
         if rank is None:
             raise ValueError(
-                "Bare parameters do not say the rank: start from a LowRankGaussian(params, diagonal, factor)."
+                "Bare parameters do not determine the rank: start from LowRankGaussian(params, diagonal, factor)."
             )
         size = sum(jnp.size(leaf) for leaf in jax.tree.leaves(params))
         dtype = jnp.result_type(*jax.tree.leaves(params), float)
@@ -67,7 +68,7 @@ class LowRankGaussian(GaussianFamily):
                 f"axes in front, got {self.factor.shape}."
             )
         diagonal = floating(diagonal)
-        single = isinstance(diagonal, jax.Array) and diagonal.ndim == 0  # one number, or as the mean
+        single = isinstance(diagonal, jax.Array) and diagonal.ndim == 0  # else a pytree like the mean
         flat = diagonal if single else ravel(diagonal, len(lead))
         self.diagonal = jnp.broadcast_to(flat, (*lead, size)).astype(self.factor.dtype)
 
@@ -94,13 +95,13 @@ class LowRankGaussian(GaussianFamily):
         return ravel(theta, theirs[0].ndim - mine[0].ndim + len(self.batch_shape))
 
     def _capacitance(self) -> Float[Array, "... L L"]:
-        """chol(I + UᵀD⁻¹U), the small matrix of Woodbury's identity."""
+        """The Cholesky factor of I + UᵀD⁻¹U, the L×L matrix of Woodbury's identity, with D = diag(d)."""
         inner = jnp.swapaxes(self.factor, -1, -2) @ (self.factor / self.diagonal[..., None])
         return jnp.linalg.cholesky(jnp.eye(inner.shape[-1], dtype=inner.dtype) + inner)
 
     def _solve(self, rows: Float[Array, "... P"]) -> Float[Array, "... P"]:
         """S⁻¹ of a vector, over any leading axes."""
-        half = self._half()
+        half = self._woodbury_root()
         inner = jnp.einsum("...lp,...p->...l", half, rows)
         return rows / self.diagonal - jnp.einsum("...lp,...l->...p", half, inner)
 
@@ -141,16 +142,16 @@ class LowRankGaussian(GaussianFamily):
         along = jnp.sum(self._solve(curvature.rows) * curvature.rows)
         return jnp.sum(self._vector(self.variance()) * curvature.diagonal) + along
 
-    def _half(self) -> Float[Array, "... L P"]:
-        """W with S⁻¹ = D⁻¹ − WᵀW."""
+    def _woodbury_root(self) -> Float[Array, "... L P"]:
+        """W with S⁻¹ = D⁻¹ − WᵀW, by Woodbury's identity."""
         scaled = jnp.swapaxes(self.factor / self.diagonal[..., None], -1, -2)
         return linalg.solve_triangular(self._capacitance(), scaled, lower=True)
 
     def variance(self) -> PyTree:
-        return self._tree(1 / self.diagonal - jnp.sum(self._half() ** 2, axis=-2))
+        return self._tree(1 / self.diagonal - jnp.sum(self._woodbury_root() ** 2, axis=-2))
 
     def covariance(self) -> Float[Array, "... P P"]:
-        half, identity = self._half(), jnp.eye(self.diagonal.shape[-1], dtype=self.diagonal.dtype)
+        half, identity = self._woodbury_root(), jnp.eye(self.diagonal.shape[-1], dtype=self.diagonal.dtype)
         return identity / self.diagonal[..., None] - jnp.swapaxes(half, -1, -2) @ half
 
     def output_covariance(self, jacobian: PyTree) -> Float[Array, "B K K"]:
@@ -166,10 +167,11 @@ class LowRankGaussian(GaussianFamily):
     def moved(self, step: Step) -> Self:
         decay = jnp.asarray(1 - step.precision_rate * step.temperature, self.diagonal.dtype)
         rate = jnp.asarray(step.precision_rate, self.diagonal.dtype)
-        # A rate past 1/τ would flip the old factor's sign; the guard sees the diagonal instead.
-        kept = jnp.sqrt(jnp.maximum(decay, 0.0))
-        columns = jnp.concatenate([kept * self.factor, jnp.sqrt(rate) * step.curvature.rows.T], axis=1)
-        largest, rest = _largest(columns, self.factor.shape[1])
+        # A rate above 1/τ makes the decay negative, and the old factor is then left out. The guard judges such a step
+        # by the diagonal, which is multiplied by the negative decay.
+        root_decay = jnp.sqrt(jnp.maximum(decay, 0.0))
+        columns = jnp.concatenate([root_decay * self.factor, jnp.sqrt(rate) * step.curvature.rows.T], axis=1)
+        largest, rest = _leading_directions(columns, self.factor.shape[1])
         diagonal = decay * self.diagonal + rate * step.curvature.diagonal + rest
         new = eqx.tree_at(lambda q: (q.diagonal, q.factor), self, (diagonal, largest))
         push = jnp.asarray(step.rate, diagonal.dtype) * new._solve(self._vector(step.gradient))
@@ -182,15 +184,15 @@ class LowRankGaussian(GaussianFamily):
         )
 
     def decrement(self, step: Step) -> Float[Array, ""]:
-        """½ gᵀS⁻¹g, the mean's part (the precision moves by projection)."""
+        """½ gᵀS⁻¹g, the mean's part; the precision's has no closed form, because of the projection."""
         gradient = self._vector(step.gradient)
         return 0.5 * gradient @ self._solve(gradient)
 
 
-def _largest(columns: Float[Array, "P R"], rank: int) -> tuple[Array, Array]:
-    """The `rank` largest directions of CCᵀ as columns, and the diagonal of what is left over."""
+def _leading_directions(columns: Float[Array, "P R"], rank: int) -> tuple[Array, Array]:
+    """U of `rank` columns with UUᵀ the best approximation of CCᵀ, and the diagonal of CCᵀ − UUᵀ."""
     size, count = columns.shape
-    if count <= size:  # the eigenvectors of CᵀC rotate C's columns into orthogonal ones
+    if count <= size:  # C times the eigenvectors of CᵀC has orthogonal columns, in ascending order of length.
         _, rotation = jnp.linalg.eigh(columns.T @ columns)
         rotated = columns @ rotation
     else:

@@ -25,13 +25,17 @@ class SharedGaussian(ExponentialFamily):
     r"""Independent rows $θ_n ∼ N(m_n, S^{-1})$, n = 1, …, N, that share their precision S.
 
     $λ = (mS, −½S)$, $T = (θ, θ^⊤θ)$, $μ = (m, NS^{-1} + m^⊤m)$, $A(λ) = ½\sum_n m_n^⊤Sm_n − \tfrac N2 \log|S|$ with
-    rows in m and θ. Where every row has the same posterior covariance, as in probabilistic PCA, nothing is lost and
-    one Cholesky factor does for N. `mean` is (N, K), `precision` (K, K) or a number; axes before these are a batch.
+    the θ_n and m_n as rows. Where all rows have the same posterior covariance, as in probabilistic PCA, this is exact,
+    and one Cholesky factor serves all N.
 
     >>> import jax.numpy as jnp
     >>> q = SharedGaussian(jnp.array([[1.0, 0.0], [2.0, 1.0], [0.0, 3.0]]), 2.0)
     >>> q.expectation()[1].tolist(), round(float(q.entropy()), 4)
     ([[6.5, 2.0], [2.0, 11.5]], 6.4342)
+
+    Args:
+        mean: m, (N, K); axes before these are a batch.
+        precision: S, (K, K) with the same batch axes in front, or a number for a multiple of the identity.
     """
 
     mean: Rows
@@ -56,16 +60,16 @@ class SharedGaussian(ExponentialFamily):
 
     @property
     def count(self) -> int:
-        """N."""
+        """N, the number of rows."""
         return self.mean.shape[-2]
 
     @property
     def noise(self) -> Gaussian:
-        """N(0, S⁻¹): how every row is spread around its mean."""
+        """N(0, S⁻¹), the distribution of a row less its mean."""
         return _centred(self.precision)
 
     def covariance(self) -> Matrix:
-        """S⁻¹, that of one row."""
+        """S⁻¹, the covariance of one row."""
         return self.noise.covariance()
 
     def natural(self) -> Pair:
@@ -82,26 +86,26 @@ class SharedGaussian(ExponentialFamily):
     @classmethod
     def from_expectation(cls, expectation: Pair) -> Self:
         mean, square = expectation
-        return cls(mean, _centred((square - mean.mT @ mean) / mean.shape[-2]).covariance())  # an inverse
+        return cls(mean, _centred((square - mean.mT @ mean) / mean.shape[-2]).covariance())  # C⁻¹, for precision C
 
     def with_expectation(self, expectation: Pair) -> Self:
         return self.from_expectation(expectation)
 
-    def _spread(self, shift: Pair) -> Matrix:
-        """What a displacement of μ does to S⁻¹."""
+    def _covariance_shift(self, shift: Pair) -> Matrix:
+        """The change of S⁻¹ when μ is displaced by `shift`, to first order."""
         half = 0.5 * shift[1] - shift[0].mT @ self.mean
         return (half + half.mT) / self.count
 
     def moments(self, shift: Pair) -> tuple[Rows, Float[Array, "... 1 K K"]]:
-        """m and every row's covariance, one for all of them, with μ displaced: N dV = dμ₂ − dμ₁ᵀm − mᵀdμ₁."""
-        return self.mean + shift[0], (self.covariance() + self._spread(shift))[..., None, :, :]
+        """The mean and the rows' common covariance V with μ displaced by `shift`: N dV = dμ₂ − dμ₁ᵀm − mᵀdμ₁."""
+        return self.mean + shift[0], (self.covariance() + self._covariance_shift(shift))[..., None, :, :]
 
     def shifted_in_mu(self, shift: Pair) -> Self:
-        change = self.precision @ self._spread(shift) @ self.precision
+        change = self.precision @ self._covariance_shift(shift) @ self.precision
         return type(self)(self.mean + shift[0], self.precision - change)
 
     def to_natural_gradient(self, covector: Pair) -> Pair:
-        half = 0.5 * self.precision @ self._spread(covector) @ self.precision
+        half = 0.5 * self.precision @ self._covariance_shift(covector) @ self.precision
         return covector[0] @ self.precision - 2 * self.mean @ half, half
 
     def mode(self) -> Rows:
@@ -131,7 +135,7 @@ class SharedGaussian(ExponentialFamily):
 
     def kl(self, other: Any) -> Float[Array, "..."]:
         if not isinstance(other, SharedGaussian):
-            return super().kl(other)  # which says why not
+            return super().kl(other)  # It raises the error for members of different families.
         return 0.5 * other._squared(self.mean - other.mean) + self.count * self.noise.kl(other.noise)
 
     def inside(self, natural: Pair | None = None) -> Bool[Array, "..."]:
@@ -145,7 +149,7 @@ class SharedGaussian(ExponentialFamily):
     # The rule.
 
     def _slopes(self, step: Step) -> Pair:
-        """E∇ℓ̄ in m, and E∇²ℓ̄ on average over the rows."""
+        """E_q∇ℓ̄ in every row, and E_q∇²ℓ̄ averaged over the rows."""
         first, second = step.gradient
         curvature = second + second.mT
         return first + _times(self.mean, curvature), curvature
@@ -171,7 +175,7 @@ class SharedGaussian(ExponentialFamily):
         change = change - jnp.asarray(step.temperature, change.dtype) * jnp.eye(change.shape[-1], dtype=change.dtype)
         return 0.5 * jnp.sum(_times(slope, covariance) * slope) + 0.25 * self.count * jnp.sum(change * change.mT)
 
-    # Two axes of each part are one event's, and only the second part is symmetric.
+    # Coordinates: both parts of λ have two axes, and with `ranks` of (2, 2) both would be taken for symmetric matrices.
 
     def _leaf_ranks(self, leaves: list[Array]) -> tuple[int, ...]:
         return 2, 2
@@ -193,7 +197,7 @@ def _centred(precision: Matrix) -> Gaussian:
 
 
 def _times(rows: Rows, matrix: Matrix) -> Rows:
-    """rows @ matrix; XLA adds up a few columns one by one in a tenth of the time that a product takes."""
+    """rows @ matrix, for few columns as a sum of outer products: a tenth of the time of XLA's matrix product."""
     if matrix.shape[-1] > 8:
         return rows @ matrix
     parts = [rows[..., i : i + 1] * matrix[..., i : i + 1, :] for i in range(matrix.shape[-1])]

@@ -1,4 +1,4 @@
-"""A linear-Gaussian state space: the prior of a Gaussian chain."""
+"""A linear-Gaussian state-space model: the prior of a Gaussian chain."""
 
 from __future__ import annotations
 
@@ -18,14 +18,20 @@ Matrix = Float[Array, "D D"]
 class StateSpace(eqx.Module):
     r"""$x_0 ∼ N(m_0, P_0)$, $x_{t+1} = F_tx_t + o_t + w_t$ with $w_t ∼ N(0, Q_t)$, and outputs $f_t = H_tx_t$.
 
-    `transition` F and `noise` Q are (D, D), or (T − 1, D, D) where they change with time; `offset` o is (D,) or
-    (T − 1, D): controls enter as $o_t = Bu_t$. `emission` H is (D,) for one output a step, (m, D) for several, (T, m,
-    D) where it changes. Q and P₀ may be singular: nothing here inverts them.
+    There are T steps and D states. Q and P₀ may be singular, because they are never inverted.
 
     >>> import jax.numpy as jnp
     >>> trend = StateSpace(jnp.array([[1.0, 1.0], [0.0, 1.0]]), jnp.diag(jnp.array([0.1, 0.01])), jnp.array([1.0, 0.0]))
     >>> trend
     StateSpace(2 states, one output)
+
+    Args:
+        transition: F, (D, D), or (T − 1, D, D) where it changes with time.
+        noise: Q, the covariance of w, (D, D) or (T − 1, D, D).
+        emission: H, (D,) for one output in each step, (m, D) for m of them, (T, m, D) where it changes with time.
+        mean: m₀, (D,); zero by default.
+        covariance: P₀, (D, D); the identity by default.
+        offset: o, (D,) or (T − 1, D), zero by default. Controls u enter as $o_t = Bu_t$.
     """
 
     transition: Float[Array, "*T D D"]
@@ -35,7 +41,7 @@ class StateSpace(eqx.Module):
     covariance: Matrix
     offset: Float[Array, "*T D"]
     centered: bool = eqx.field(static=True)
-    """Whether every mean is zero by construction."""
+    """Whether all states have mean zero, because neither `mean` nor `offset` was given."""
 
     def __init__(
         self,
@@ -77,7 +83,10 @@ class StateSpace(eqx.Module):
         if self.emission.ndim == 3:
             varying["emission"] = self.emission.shape[0] - 1
         if len(set(varying.values())) > 1:
-            raise ValueError(f"What changes with time needs T − 1 entries for the T − 1 transitions, got {varying}.")
+            raise ValueError(
+                "Arrays that change with time have T − 1 entries, one for each transition (an emission has T, one for "
+                f"each step): give all for the same T; the numbers of transitions are {varying}."
+            )
         for name in ("noise", "covariance"):
             _check_covariance(name, getattr(self, name))
 
@@ -93,7 +102,7 @@ class StateSpace(eqx.Module):
 
     @property
     def length(self) -> int | None:
-        """T, where something changes with time."""
+        """T, if an array changes with time; else None, and the model has no length of its own."""
         if self.emission.ndim == 3:
             return self.emission.shape[0]
         for array, rank in ((self.transition, 2), (self.noise, 2), (self.offset, 1)):
@@ -127,5 +136,6 @@ def _check_covariance(name: str, matrices: Array) -> None:
     least = np.linalg.eigvalsh(values)[:, 0]
     if np.any(least < -rounding * scale):
         raise ValueError(
-            f"{name} is a covariance, and has the eigenvalue {least.min():.3g}: a negative variance. Zeros are fine."
+            f"{name} is a covariance, and has the eigenvalue {least.min():.3g}, a negative variance: give a positive "
+            "semi-definite matrix."
         )
