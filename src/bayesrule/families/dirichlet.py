@@ -16,7 +16,7 @@ from .base import ExponentialFamily
 
 
 class Dirichlet(ExponentialFamily):
-    r"""Probabilities θ of K categories.
+    r"""Probabilities θ of K categories: the conjugate prior of a categorical distribution.
 
     $λ = α − 1$, $T(θ) = \log θ$, $A(λ) = \sum_k \log Γ(α_k) − \log Γ(\sum_k α_k)$,
     $μ_k = ψ(α_k) − ψ(\sum_j α_j)$, with α the concentration.
@@ -27,6 +27,9 @@ class Dirichlet(ExponentialFamily):
     [0.25, 0.5, 0.25]
     >>> float(q.log_prob(jnp.array([0.2, 0.5, 0.3])))
     1.0986
+
+    Args:
+        concentration: α, (K,), all above 0; axes in front are a batch.
     """
 
     concentration: Float[Array, "... K"]
@@ -54,14 +57,14 @@ class Dirichlet(ExponentialFamily):
     def from_expectation(cls, expectation: Float[Array, "... K"]) -> Self:
         """The member with this μ, by a convex solve."""
         (expectation,) = arrays(cls, (1,), expectation=expectation)
-        # For large α, 1 − Σ exp μ_k ≈ (K − 1) / 2Σα; then α_k ≈ ψ⁻¹(μ_k + ψ(Σα)).
+        # The start of the solve: for large α, 1 − Σ exp μ_k ≈ (K − 1) / 2Σα gives Σα, and then α_k = ψ⁻¹(μ_k + ψ(Σα)).
         rest = -jnp.expm1(jax.nn.logsumexp(expectation, axis=-1, keepdims=True))
         total = (expectation.shape[-1] - 1) / (2 * rest)
         start = bare(cls, concentration=_inverse_digamma(expectation + digamma(total)))
         return start.with_expectation(expectation)
 
     def mode(self) -> Float[Array, "... K"]:
-        """λ/Σλ; where λ = 0, as for a category of which nothing was seen, every θ is as good, and this the middle."""
+        """λ/Σλ. Where λ = 0, as before any observation, all θ have the same density, and the mode is 1/K by choice."""
         natural, flat = self.natural(), self.flat[..., None]
         total = jnp.where(flat, 1.0, jnp.sum(natural, axis=-1, keepdims=True))
         return jnp.asarray(jnp.where(flat, 1 / natural.shape[-1], natural / total))
@@ -72,11 +75,12 @@ class Dirichlet(ExponentialFamily):
         return jnp.all(self.natural() == 0, axis=-1)
 
     def inner(self, natural: Float[Array, "... K"], statistics: Float[Array, "... K"]) -> Float[Array, "..."]:
-        return jnp.sum(jnp.where(natural == 0, 0.0, natural * statistics), axis=-1)  # 0 log 0 is 0
+        return jnp.sum(jnp.where(natural == 0, 0.0, natural * statistics), axis=-1)  # so that 0 log 0 is 0
 
     def statistics(self, theta: Float[Array, "... K"]) -> Float[Array, "... K"]:
         theta = jnp.asarray(theta)
-        # EM puts the probability of what never occurred at 0, where the derivative is set to 0 so that it stays there.
+        # EM sets the probability of a category that never occurred to 0. The derivative there is defined as 0, so that
+        # the probability stays at 0.
         positive = theta > 0
         return jnp.asarray(jnp.where(positive, jnp.log(jnp.where(positive, theta, 1.0)), -jnp.inf))
 
@@ -88,7 +92,7 @@ class Dirichlet(ExponentialFamily):
         return digamma(self.concentration) - digamma(self.concentration.sum(-1, keepdims=True))
 
     def to_natural_gradient(self, covector: Float[Array, "... K"]) -> Float[Array, "... K"]:
-        # F = diag(ψ'(α)) − ψ'(Σα) 11ᵀ, inverted by Sherman and Morrison.
+        # F = diag(ψ'(α)) − ψ'(Σα) 11ᵀ is inverted by the formula of Sherman and Morrison.
         inverse = 1 / polygamma(1, self.concentration)
         shared = polygamma(1, self.concentration.sum(-1, keepdims=True))
         common = (inverse * covector).sum(-1, keepdims=True) / (1 / shared - inverse.sum(-1, keepdims=True))
@@ -104,7 +108,7 @@ class Dirichlet(ExponentialFamily):
 
 
 class Beta(ExponentialFamily):
-    r"""A probability θ ∈ (0, 1).
+    r"""A probability θ ∈ (0, 1): the conjugate prior of a Bernoulli distribution.
 
     $λ = (a − 1, b − 1)$, $T(θ) = (\log θ, \log(1−θ))$, $A(λ) = \log B(a, b)$,
     $μ = (ψ(a) − ψ(a+b), ψ(b) − ψ(a+b))$.
@@ -112,6 +116,10 @@ class Beta(ExponentialFamily):
     >>> q = Beta(a=2.0, b=3.0)
     >>> float(q.mean), float(q.log_prob(0.5))
     (0.4, 0.4055)
+
+    Args:
+        a: above 0; axes are a batch, broadcast with those of `b`.
+        b: above 0.
     """
 
     a: Float[Array, "..."]
@@ -169,6 +177,6 @@ class Beta(ExponentialFamily):
 
 
 def _inverse_digamma(value: Array) -> Array:
-    """ψ⁻¹ to a few per cent (Minka, 2000): a start for Newton's method."""
+    """ψ⁻¹, with a relative error of a few per cent (Minka, 2000): where Newton's method starts."""
     small = jnp.minimum(value, -2.22)
     return jnp.where(value > -2.22, jnp.exp(value) + 0.5, -1 / (small - digamma(jnp.ones_like(value))))

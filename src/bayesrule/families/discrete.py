@@ -18,10 +18,11 @@ _MOST_STATES = 2**16
 
 
 class Bernoulli(ExponentialFamily):
-    r"""Independent signs θ ∈ {−1, +1} in any pytree, the whole of which is one event.
+    r"""Independent signs θ ∈ {−1, +1} in any pytree: the weights of a binary network.
 
-    $λ = \tfrac12 \log\frac{p}{1−p}$, $T(θ) = θ$, $A(λ) = \log 2\cosh λ$, $μ = 2p − 1 = \tanh λ$
-    (summed over the leaves' entries). A batch of such pytrees is `jax.vmap`'s matter.
+    With p the probability of +1, $λ = \tfrac12 \log\frac{p}{1−p}$, $T(θ) = θ$, $A(λ) = \log 2\cosh λ$ summed over
+    all entries, and $μ = 2p − 1 = \tanh λ$. All axes of all leaves belong to one distribution; for a batch of them use
+    `jax.vmap`.
 
     >>> import jax.numpy as jnp
     >>> q = Bernoulli({"w": jnp.array([0.0, 1.0])})
@@ -29,6 +30,9 @@ class Bernoulli(ExponentialFamily):
     [0.0, 0.76159]
     >>> q.support()["w"].shape
     (4, 2)
+
+    Args:
+        natural: λ, a pytree of floating arrays in the shape of θ.
     """
 
     parameter: PyTree[Float[Array, "..."]]
@@ -42,7 +46,7 @@ class Bernoulli(ExponentialFamily):
 
     @classmethod
     def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:
-        """Bare parameters are λ, the latent weights of a binary network."""
+        """The member with the bare parameters as λ: they are the latent real weights of a binary network."""
         return cls(params)
 
     @property
@@ -78,11 +82,11 @@ class Bernoulli(ExponentialFamily):
         return jax.tree.map(jnp.tanh, self.parameter)
 
     def to_natural_gradient(self, covector: PyTree) -> PyTree:
-        # The Fisher is the diagonal 1 − tanh²λ; θ may be a network, so it is never formed.
+        # The Fisher information is the diagonal matrix of 1 − tanh²λ; θ may be large, so the matrix is not formed.
         return jax.tree.map(lambda c, x: c * jnp.cosh(x) ** 2, covector, self.parameter)
 
     def enumerated_gradient(self, values: Float[Array, " S"], theta: PyTree) -> PyTree:
-        """½(E[f | θ_j = 1] − E[f | θ_j = −1]): no division by a probability, however small."""
+        """½(E[f | θ_j = 1] − E[f | θ_j = −1]), where nothing is divided by a probability, which may be tiny."""
         log_prob = self.log_prob(theta)
 
         def leaf(signs: Array) -> Array:

@@ -20,7 +20,7 @@ Matrix = Float[Array, "... D D"]
 
 
 class Wishart(ExponentialFamily):
-    r"""A positive-definite matrix Λ with $E Λ = n V$; n, V are `df` > D − 1 and `scale`, as in scipy.
+    r"""A positive-definite matrix Λ with $E Λ = n V$: the conjugate prior of a Gaussian's precision.
 
     $λ = (\tfrac12(n − D − 1), −\tfrac12 V^{−1})$, $T(Λ) = (\log|Λ|, Λ)$,
     $A(λ) = \log Γ_D(n/2) − \tfrac n2 \log|\tfrac12 V^{−1}|$,
@@ -30,6 +30,10 @@ class Wishart(ExponentialFamily):
     >>> q = Wishart(df=4.0, scale=0.5 * jnp.eye(2))
     >>> q.mean.tolist(), float(q.log_prob(jnp.eye(2)))
     ([[2.0, 0.0], [0.0, 2.0]], -2.4516)
+
+    Args:
+        df: n, the degrees of freedom, above D − 1 (scipy's `df`).
+        scale: V, (D, D), positive definite (scipy's `scale`); axes in front are a batch, broadcast with those of `df`.
     """
 
     df: Float[Array, "..."]
@@ -59,7 +63,8 @@ class Wishart(ExponentialFamily):
         """The member with this μ, by a convex solve."""
         log, linear = arrays(cls, cls.ranks, log=expectation[0], linear=expectation[1])
         size = linear.shape[-1]
-        # D log(n/2) − ψ_D(n/2), which is D(D+1)/2n for large n and has its pole at n = D − 1.
+        # The gap is D log(n/2) − ψ_D(n/2), which is about D(D+1)/2n for large n and has a pole at n = D − 1. The
+        # solve starts from the n at which D(D+1)/2(n − D + 1), which has both properties, equals it.
         gap = _log_det(linear) - log
         df = size - 1 + size * (size + 1) / (2 * gap)
         return bare(cls, df=df, scale=linear / df[..., None, None]).with_expectation((log, linear))
@@ -79,8 +84,8 @@ class Wishart(ExponentialFamily):
 
     def expectation(self) -> tuple[Array, Matrix]:
         size = self.scale.shape[-1]
-        steps = 0.5 * jnp.arange(size, dtype=self.df.dtype)
-        log = digamma(0.5 * self.df[..., None] - steps).sum(-1) + size * math.log(2) + _log_det(self.scale)
+        halves = 0.5 * jnp.arange(size, dtype=self.df.dtype)
+        log = digamma(0.5 * self.df[..., None] - halves).sum(-1) + size * math.log(2) + _log_det(self.scale)
         return log, self.mean
 
     def inside(self, natural: tuple[Array, Matrix] | None = None) -> Bool[Array, "..."]:
@@ -88,7 +93,8 @@ class Wishart(ExponentialFamily):
         return (log > -1) & jnp.isfinite(self.log_partition((log, linear)))
 
     def sample(self, key: Key, shape: tuple[int, ...] = ()) -> Matrix:
-        # Bartlett: Λ = (LA)(LA)ᵀ, A lower triangular with χ on the diagonal and normals below.
+        # Bartlett's decomposition: Λ = (LA)(LA)ᵀ with V = LLᵀ and A lower triangular, with independent χ variables on
+        # the diagonal and standard normal ones below it.
         size, dtype = self.scale.shape[-1], self.df.dtype
         first, second = jax.random.split(key)
         half = 0.5 * (self.df[..., None] - jnp.arange(size, dtype=dtype))
@@ -100,9 +106,9 @@ class Wishart(ExponentialFamily):
 
 
 class NormalWishart(ExponentialFamily):
-    r"""A mean x and its precision Λ: $Λ ∼ \mathrm{Wishart}(n, V)$, $x \mid Λ ∼ N(m, (κΛ)^{−1})$.
+    r"""The mean x and the precision Λ of a Gaussian: $Λ ∼ \mathrm{Wishart}(n, V)$, $x \mid Λ ∼ N(m, (κΛ)^{−1})$.
 
-    θ is `{"mean": x, "precision": Λ}`; m, κ, n, V are `mean`, `count`, `df`, `scale`.
+    It is the conjugate prior of both together. θ is `{"mean": x, "precision": Λ}`.
     $λ = (\tfrac12(n − D), −\tfrac12(V^{−1} + κmm^⊤), κm, −\tfrac12κ)$,
     $T(θ) = (\log|Λ|, Λ, Λx, x^⊤Λx)$, $\log h = −\tfrac D2\log 2π$,
     $A(λ) = \log Γ_D(n/2) − \tfrac n2 \log|\tfrac12 V^{−1}| − \tfrac D2 \log κ$,
@@ -112,6 +118,12 @@ class NormalWishart(ExponentialFamily):
     >>> q = NormalWishart(mean=jnp.ones(2), count=4.0, df=3.0, scale=jnp.eye(2))
     >>> q.expectation()[2].tolist(), float(q.expectation()[3])
     ([3.0, 3.0], 6.5)
+
+    Args:
+        mean: m, (D,); axes in front are a batch, and those of all four arguments are broadcast.
+        count: κ, above 0: the prior on x counts as so many observations.
+        df: n, the degrees of freedom, above D − 1.
+        scale: V, (D, D), positive definite.
     """
 
     mean: Float[Array, "... D"]
@@ -200,8 +212,8 @@ class NormalWishart(ExponentialFamily):
         precision = self.precision.sample(first, shape)
         noise = jax.random.normal(second, precision.shape[:-1], precision.dtype)[..., None]
         upper = jnp.swapaxes(jnp.linalg.cholesky(precision), -1, -2)
-        spread = jax.scipy.linalg.solve_triangular(upper, noise)[..., 0]
-        return {"mean": self.mean + spread / jnp.sqrt(self.count)[..., None], "precision": precision}
+        deviation = jax.scipy.linalg.solve_triangular(upper, noise)[..., 0]
+        return {"mean": self.mean + deviation / jnp.sqrt(self.count)[..., None], "precision": precision}
 
 
 def _log_det(matrix: Matrix) -> Float[Array, "..."]:
