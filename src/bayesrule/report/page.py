@@ -8,27 +8,27 @@ from pathlib import Path
 from ..runs.run import Run
 from .held_out_rows import task
 from .markup import Markup, join, tag
-from .sections.calibration import calibration
-from .sections.data_and_reproduction import data, reproduction
-from .sections.derivation import derivation
-from .sections.headline import headline, plain_title
-from .sections.notable_rows import notable_rows
-from .sections.predictions import predictions
-from .sections.quality import quality
-from .sections.training import training
-from .sections.weights import weights
+from .sections.calibration import render_calibration
+from .sections.data_and_reproduction import render_data, render_reproduction
+from .sections.derivation import render_derivation
+from .sections.headline import plain_title, render_headline
+from .sections.notable_rows import render_notable_rows
+from .sections.predictions import render_predictions
+from .sections.quality import render_quality
+from .sections.training import render_training
+from .sections.weights import render_weights
 
 Section = Callable[[Run], Markup | None]
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
-    ("quality", "Quality of the predictions", quality),
-    ("calibration", "Calibration", calibration),
-    ("predictions", "Predictions and observations", predictions),
-    ("weights", "Posterior of the weights", weights),
-    ("rows", "Rows to look at", notable_rows),
-    ("training", "Training", training),
-    ("derivation", "The algorithm", derivation),
-    ("data", "The data", data),
-    ("reproduction", "How to reproduce it", reproduction),
+    ("quality", "Quality of the predictions", render_quality),
+    ("calibration", "Calibration", render_calibration),
+    ("predictions", "Predictions and observations", render_predictions),
+    ("weights", "Posterior of the weights", render_weights),
+    ("rows", "Rows to look at", render_notable_rows),
+    ("training", "Training", render_training),
+    ("derivation", "The algorithm", render_derivation),
+    ("data", "The data", render_data),
+    ("reproduction", "How to reproduce it", render_reproduction),
 )
 
 
@@ -43,7 +43,7 @@ def render_report(run: Run) -> str:
     )
     sections = [tag("section", tag("h2", title), body, id=anchor) for anchor, title, body in present]
     navigation = links if len(present) > 2 else None
-    main = tag("main", headline(run), navigation, sections, _footer(run), class_=task(run) or None)
+    main = tag("main", render_headline(run), navigation, sections, _footer(run), class_=task(run) or None)
     return html_document(plain_title(run), main, style_sheet())
 
 

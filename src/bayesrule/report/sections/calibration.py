@@ -20,28 +20,30 @@ from ..markup import Markup, join, tag, user_text
 from .layout import figure, legend, side_by_side
 
 
-def calibration(run: Run) -> Markup | None:
-    """A reliability diagram for classes, the coverage of central intervals for numbers."""
+def render_calibration(run: Run) -> Markup | None:
+    """Render a reliability diagram for classes, or the coverage of central intervals for numbers."""
     classes = class_predictions(run)
     if classes is not None:
-        return _classes(run, classes)
+        return _render_classes(run, classes)
     numbers = numeric_predictions(run)
-    return None if numbers is None else _numbers(run, numbers)
+    return None if numbers is None else _render_numbers(run, numbers)
 
 
-def _classes(run: Run, rows: ClassPredictions) -> Markup:
+def _render_classes(run: Run, rows: ClassPredictions) -> Markup:
     if rows.probabilities.shape[1] == 2:
         name = run.classes[1] if len(run.classes) == 2 else "the second class"
         bins = bin_predictions(rows.probabilities[:, 1], rows.y == 1)
         event = join("that the row is ", tag("b", user_text(name)))
+        scope = " The ECE is computed from the probability of the predicted class instead."
         chart = charts.reliability(bins, "predicted probability, %", "observed frequency, %")
     else:
         bins, event = bin_predictions(rows.confidence, rows.correct), "of the most probable class"
+        scope = ""
         chart = charts.reliability(bins, "confidence in the predicted class, %", "accuracy, %")
     stored = (run.metrics.get("model") or {}).get("ece")
     error = calibration_error(rows) if stored is None else float(stored)
     chance, confidence, accuracy = chance_error(rows), float(rows.confidence.mean()), float(rows.correct.mean())
-    verdict = " With this number of rows the difference is within chance."
+    verdict = " A difference of this size can arise by chance with this number of rows."
     if error > CHANCE_FACTOR * chance:
         direction = "overconfident" if confidence > accuracy else "underconfident"
         verdict = f" The model is {direction}: mean confidence {percent(confidence)}, accuracy {percent(accuracy)}."
@@ -52,11 +54,13 @@ def _classes(run: Run, rows: ClassPredictions) -> Markup:
             event,
             ", in bins of 10 %, against its observed frequency; on the dashed line they are equal. Vertical strokes "
             "are 90 % intervals for the frequency, larger dots have more rows.",
+            scope,
         ),
     )
-    words = join(
-        tag("b", f"ECE {number(error)}."),
-        f" Averaged over {counted(len(rows.y), 'row')} in 10 bins, confidence and accuracy differ by {percent(error)}. "
+    summary = join(
+        tag("b", f"Expected calibration error (ECE) {number(error)}."),
+        f" Averaged over {counted(len(rows.y), 'row')} in 10 bins, confidence in the predicted class "
+        f"and accuracy differ by {percent(error)}. "
         f"Perfectly calibrated probabilities would give about {number(chance, 2)} with as many rows.",
         verdict,
     )
@@ -70,10 +74,10 @@ def _classes(run: Run, rows: ClassPredictions) -> Markup:
             "from 100 %, a low confidence is a useful warning.",
         ),
     )
-    return join(tag("p", words), side_by_side(diagram, histogram))
+    return join(tag("p", summary), side_by_side(diagram, histogram))
 
 
-def _numbers(run: Run, rows: NumericPredictions) -> Markup | None:
+def _render_numbers(run: Run, rows: NumericPredictions) -> Markup | None:
     counts = task(run) == "counts"
     lower, upper = predictive_cdf(rows, counts=counts)
     if not lower.size:
@@ -85,7 +89,8 @@ def _numbers(run: Run, rows: NumericPredictions) -> Markup | None:
         charts.coverage_curve(levels, covered, len(lower)),
         f"Central intervals of every level, from {distribution} with the row's mean and standard deviation. On the "
         "dashed line their coverage is as stated; below it they are too narrow, above it too wide. With "
-        f"{counted(len(lower), 'row')}, the curve of perfect intervals is inside the grey band at 90 % of the levels.",
+        f"{counted(len(lower), 'row')}, a perfectly calibrated model stays inside the grey band at each level with "
+        "probability 90 %.",
     )
     histogram = figure(
         charts.residuals(rows),
@@ -96,9 +101,9 @@ def _numbers(run: Run, rows: NumericPredictions) -> Markup | None:
             "overconfidence.",
         ),
     )
-    half = percent(np.interp(0.5, levels, covered))
-    words = (
-        f" of the {counted(len(rows.y), 'held-out value')} lie inside their 90 % intervals, {half} inside the central "
-        "50 % intervals."
+    coverage_of_50 = percent(np.interp(0.5, levels, covered))
+    summary = (
+        f" of the {counted(len(rows.y), 'held-out value')} lie inside their 90 % intervals, {coverage_of_50} inside "
+        "the central 50 % intervals."
     )
-    return join(tag("p", tag("b", percent(float(np.mean(rows.covered)))), words), side_by_side(curve, histogram))
+    return join(tag("p", tag("b", percent(float(np.mean(rows.covered)))), summary), side_by_side(curve, histogram))

@@ -17,7 +17,7 @@ SHOWN_COLUMNS = 40
 SETTINGS = ("data", "target", "task", "model", "recipe", "time", "test_size", "seed", "params")
 
 
-def data(run: Run) -> Markup | None:
+def render_data(run: Run) -> Markup | None:
     """Numbers of rows and columns, what was guessed about them, and a table of the columns."""
     summary = run.summary
     columns: list[dict[str, Any]] = list(summary.get("columns") or ())
@@ -98,7 +98,7 @@ def _values(each: dict[str, Any]) -> Any:
     return join(counted(levels, "level"), ": " if parts else "", parts, rest if parts else "")
 
 
-def reproduction(run: Run) -> Markup | None:
+def render_reproduction(run: Run) -> Markup | None:
     """The configuration as a file that repeats the run, the versions used, and the time it took."""
     if not run.config and not run.versions:
         return None

@@ -21,7 +21,7 @@ _INDEX = re.compile(r"(_(?:\{[^}]*\}|\w(?!\w)))")  # One letter after `_`, so th
 RULE = join("λ ← λ − ρ ∇", tag("sub", "μ"), " [ E", tag("sub", "q"), " ℓ̄(θ) − H(q) ]")
 
 
-def derivation(run: Run) -> Markup | None:
+def render_derivation(run: Run) -> Markup | None:
     """The rule and a line for each piece; the printed text itself if it cannot be parsed."""
     text = run.derivation.strip("\n")
     if not text.strip():

@@ -40,7 +40,7 @@ def plain_title(run: Run) -> str:
     return f"{verb} {target_name(run)} from {source_name(run)}"
 
 
-def headline(run: Run) -> Markup:
+def render_headline(run: Run) -> Markup:
     """The top of the page."""
     return tag(
         "header",

@@ -15,7 +15,7 @@ from .layout import side_by_side, table
 SHOWN = 8
 
 
-def notable_rows(run: Run) -> Markup | None:
+def render_notable_rows(run: Run) -> Markup | None:
     """Two tables side by side, or the only one there is."""
     parts = [part for part in (_uncertain(run), _influential(run)) if part is not None]
     if not parts:

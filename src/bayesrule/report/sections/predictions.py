@@ -28,7 +28,7 @@ from .layout import figure, legend, table
 SHOWN_ROWS, SHOWN_HISTORY, SHOWN_CLASSES = 200, 300, 12
 
 
-def predictions(run: Run) -> Markup | None:
+def render_predictions(run: Run) -> Markup | None:
     """The forecast of a sequence, the intervals of numbers, the confusion table of classes."""
     rows = numeric_predictions(run)
     if rows is not None:

@@ -11,7 +11,7 @@ from ..measures import MEASURES, measure, winner
 BETTER = tag("span", "✓", class_="better", title="better", role="img", aria_label="better")
 
 
-def quality(run: Run) -> Markup | None:
+def render_quality(run: Run) -> Markup | None:
     """A table with a row for each measure; the better of model and baseline is marked."""
     model, baseline = run.metrics.get("model") or {}, run.metrics.get("baseline") or {}
     train = run.metrics.get("train") or {}

@@ -23,7 +23,7 @@ FACTS = {
 }
 
 
-def training(run: Run) -> Markup | None:
+def render_training(run: Run) -> Markup | None:
     """Curves over the steps, if there are any, and the final values."""
     figures = [each for each in (_bound(run), _held_out_nll(run)) if each is not None]
     facts = [_fact(name, value) for name, value in run.facts.items() if value is not None]

@@ -17,7 +17,7 @@ from .layout import figure, legend, side_by_side, table
 SHOWN_COEFFICIENTS, DRAWN_LAYERS, LISTED_LAYERS = 20, 6, 40
 
 
-def weights(run: Run) -> Markup | None:
+def render_weights(run: Run) -> Markup | None:
     """The coefficients if they have names, otherwise the layers."""
     mean, std = (_finite_or_nan(run.weights.get(each, ())) for each in ("mean", "std"))
     if not mean.size or mean.shape != std.shape:
