@@ -36,6 +36,7 @@ class NetworkEstimator(Estimator):
     """A network that is trained on batches of standardised rows. Subclasses say which network, rule and objective."""
 
     _bound_is_evidence: ClassVar[bool] = False
+    """The recipes of networks may have temperatures other than 1, whose bound does not bound the log evidence."""
     hidden_layer_sizes: Any
     max_iter: int
     batch_size: Any
@@ -70,7 +71,9 @@ class NetworkEstimator(Estimator):
         """
 
     def _choose_prior(self, network: Network, start: Any, data: Weighted, options: dict[str, Any]) -> None:
-        """Choose hyper-parameters of the prior by a preliminary fit. Called before a fit from the start.
+        """Choose hyper-parameters of the prior by a preliminary fit.
+
+        Called before a fit from freshly initialised parameters, not before one that goes on.
 
         Args:
             network: what `_network` returned.
@@ -85,20 +88,22 @@ class NetworkEstimator(Estimator):
         hidden = (hidden,) if isinstance(hidden, Integral) else tuple(hidden)
         if not all(map(is_positive_int, hidden)):
             raise ValueError(
-                f"hidden_layer_sizes= are the widths of the hidden layers, positive whole numbers, got "
+                f"hidden_layer_sizes must be positive whole numbers, the widths of the hidden layers, got "
                 f"{self.hidden_layer_sizes!r}."
             )
         return (inputs, *map(int, hidden), outputs)
 
     def _train(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray, *, incremental: bool) -> None:
-        """Train for `max_iter` epochs from the start, or (incremental) for one epoch from the current state."""
+        """Train for `max_iter` epochs from freshly initialised parameters; incremental: for one epoch from `state_`."""
         epochs = 1 if incremental else positive_int("max_iter", self.max_iter)
         dtype = X.dtype
+        # The rows' dtype is that of the computation, whatever the caller's setting of jax_enable_x64.
         with jax.enable_x64(bool(dtype == np.float64)):
-            rows = _padded_rows(len(X))
+            rows = _padded_row_count(len(X))
             batch_size = _DEFAULT_BATCH if self.batch_size == "auto" else positive_int("batch_size", self.batch_size)
             batch_size = min(batch_size, len(X))
             full_batch = batch_size >= len(X)
+            # Batches are drawn from the padded rows too, whose weight is 0.
             steps_per_epoch = 1 if full_batch else -(-rows // batch_size)
             steps = epochs * steps_per_epoch
             rule, network = self._rule(None if incremental else steps), self._network()
@@ -116,13 +121,13 @@ class NetworkEstimator(Estimator):
                 start: Any = _init_params(start_key, network)
                 self._choose_prior(network, start, data, options)
             else:
-                start = Result(state, "steps", {}, batch_key, True, None)
+                start = Result(state, reason="steps", trace={}, key=batch_key, normalized=True, bound=None)
             objective, self.prediction_method_ = self._objective(network, self.t_, rule), prediction_method(rule)
             result = self._run(rule, objective, start, data, **options)
             if result.reason not in ("steps", "converged", "interrupted"):
                 warnings.warn(
                     f"{type(self).__name__} ended after {result.steps} steps ({result.reason}): the posterior is the "
-                    "last good one. Try another recipe, a smaller rate, or inputs without extreme values.",
+                    "last finite one. Try another recipe, a smaller rate, or inputs without extreme values.",
                     ConvergenceWarning,
                     stacklevel=3,
                 )
@@ -158,7 +163,8 @@ class NetworkEstimator(Estimator):
         positive_int("samples", self.samples)
         X, dtype = self._validate_inputs(X)
         with jax.enable_x64(bool(dtype == np.float64)):
-            x = pad(self._standardize(X, dtype), _padded_rows(len(X)))
+            x = pad(self._standardize(X, dtype), _padded_row_count(len(X)))
+            # The key is folded so that predictions do not repeat the random numbers of the fit, which splits it.
             key, method = jax.random.fold_in(make_key(self.random_state), 1), self.prediction_method_
             options: dict[str, Any] = {"link": link, "variance": variance and method != "mean"}
             options |= {"points": Sign()} if method == "signs" else {"method": method, "samples": self.samples}
@@ -168,12 +174,16 @@ class NetworkEstimator(Estimator):
             return jax.tree.map(lambda array: np.asarray(array)[: len(X)], outputs)
 
     def _sample_outputs(self, X: Any, n_samples: int, random_state: Any) -> tuple[np.ndarray, Key]:
-        """Outputs of the network for draws of its weights, (n_samples, n, K), and a key for further draws."""
+        """Outputs for new rows, drawn under the posterior, (n_samples, n, K), and a key for further draws.
+
+        They are outputs of sampled weights, or (linearized) draws from each row's own normal distribution; a point
+        prediction is repeated.
+        """
         positive_int("n_samples", n_samples)
         X, dtype = self._validate_inputs(X)
         weight_key, next_key = jax.random.split(make_key(self.random_state if random_state is None else random_state))
         with jax.enable_x64(bool(dtype == np.float64)):
-            x = pad(self._standardize(X, dtype), _padded_rows(len(X)))
+            x = pad(self._standardize(X, dtype), _padded_row_count(len(X)))
             apply, method = self._network().apply, self.prediction_method_
             if method == "samples":
                 outputs = _apply_draws(self.posterior_, x, jax.random.split(weight_key, n_samples), apply)
@@ -197,6 +207,6 @@ def _apply_draws(q: Family, x: Any, keys: Any, apply: Any) -> Any:
     return jax.lax.map(lambda key: jax.vmap(partial(apply, q.sample(key)))(x), keys)
 
 
-def _padded_rows(rows: int) -> int:
+def _padded_row_count(rows: int) -> int:
     """Number of rows to pad to: powers of two for few rows, because for small data compilation dominates."""
     return power_of_two(rows, 64) if rows <= 256 else bucket(rows)
