@@ -54,7 +54,11 @@ def test_a_new_estimator_is_added_in_one_place(monkeypatch):
         assert registry.estimator_name("regression", "quantiles") == "Quantiles"
         assert registry.default_model("regression") == "linear"
         assert registry.title("Quantiles") == "quantile regression"
-        assert registry.build("Quantiles", "fast", {}, 3).get_params() == {"method": "fast", "random_state": 3}
+        built = registry.build_estimator("Quantiles", "fast", {}, 3)
+        assert built.get_params() == {
+            "method": "fast",
+            "random_state": 3,
+        }
     finally:
         registry.models.cache_clear()
 

@@ -59,8 +59,8 @@ def test_an_interrupted_run_ends_as_if_it_were_not(tmp_path, monkeypatch):
 
     for _ in range(2):
         with pytest.raises(Killed):
-            train(data, config, folder=tmp_path, show=kill)
-    resumed = train(data, config, folder=tmp_path, show=reports.append)
+            train(data, config, folder=tmp_path, on_progress=kill)
+    resumed = train(data, config, folder=tmp_path, on_progress=reports.append)
     assert reports[2].step > reports[1].step  # It continued, and did not begin again.
     assert resumed.metrics == uninterrupted.metrics
     np.testing.assert_array_equal(resumed.trace["objective"], uninterrupted.trace["objective"])
@@ -75,7 +75,7 @@ def test_a_network_is_watched(target, monkeypatch):
     params = {"hidden_layer_sizes": [4], "max_iter": 30}
     data, config = make_request(target, *{"good", "score", "visits"} - {target}, model="mlp", params=params)
     reports = []
-    run = train(data, config, show=reports.append)
+    run = train(data, config, on_progress=reports.append)
     assert not any(report.is_bound for report in reports)
     assert "bound" not in run.trace
     assert reports[-1].heldout == pytest.approx(run.metrics["model"]["nll"])

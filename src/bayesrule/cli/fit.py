@@ -162,7 +162,7 @@ def _train(table: Table, options: dict[str, Any], partial: Path, output: _Output
         # A run is meant to be shared: it records the name of the data file, not the directories of its author.
         options = {**options, "data": Path(options["data"]).name}
     with output.progress_bar() as show:
-        return train(table, options, folder=partial, show=show, log=output.print)
+        return train(table, options, folder=partial, on_progress=show, log=output.print)
 
 
 def _write_report(run: Run, partial: Path) -> None:

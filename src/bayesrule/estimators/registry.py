@@ -57,7 +57,7 @@ def title(name: str) -> str:
     return name if kind is None or not kind.title else kind.title
 
 
-def build(name: str, recipe: str | None, params: dict[str, Any], seed: int) -> Any:
+def build_estimator(name: str, recipe: str | None, params: dict[str, Any], seed: int) -> Any:
     """Make an estimator from the settings of a run.
 
     Args:

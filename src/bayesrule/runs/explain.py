@@ -23,7 +23,7 @@ _MOST_ROWS = 20_000  # Beyond these, the influence is computed for a random subs
 _MOST_WEIGHTS = 4_000  # Beyond these, a layer is described by a random subset of its weights.
 
 
-def explain(run: Run, watcher: Watcher, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> None:
+def add_explanations(run: Run, watcher: Watcher, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> None:
     """Fill in `derivation`, `facts`, `weights` and `influence` of a run, as far as its estimator offers them.
 
     Args:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ..estimators.registry import build, estimator_class
+from ..estimators.registry import build_estimator, estimator_class
 from ..fitting.checkpoint import read, write
 from ..fitting.result import load as load_result
 from ..tables.encoding import Encoding
@@ -204,7 +204,7 @@ def _restore(name: str, params: dict[str, Any], attributes: dict[str, Any]) -> A
     """A fitted estimator from its parameters and attributes. Names from a file are checked before they are used."""
     if estimator_class(name) is None:
         raise InputError(f"the run names an estimator {name!r} that does not exist")
-    estimator = build(name, None, params, 0)
+    estimator = build_estimator(name, None, params, 0)
     for attribute, value in attributes.items():
         if not attribute.endswith("_") or attribute.startswith("_"):
             raise InputError(f"the run has an attribute {attribute!r} that estimators do not have")

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ..estimators.registry import build, default_model, estimator_name
+from ..estimators.registry import build_estimator, default_model, estimator_name
 from ..tables import tasks
 from ..tables.tables import Column, InputError, Table, number_label
 from ..tables.time_order import irregularities, order_by_time
 from . import score
-from .explain import explain
+from .explain import add_explanations
 from .preprocess import Preprocessing
 from .run import Run
 from .versions import versions
@@ -28,7 +28,7 @@ def train(
     config: dict[str, Any],
     *,
     folder: Path | None = None,
-    show: Callable[[Progress], None] | None = None,
+    on_progress: Callable[[Progress], None] | None = None,
     log: Callable[[str], None] = lambda message: None,
 ) -> Run:
     """Fit an estimator to a table.
@@ -37,26 +37,26 @@ def train(
         table: the data.
         config: the settings (`Run.config`); what is missing is guessed from the table or has a default.
         folder: where fits are saved while they run, and resumed from; None saves nothing.
-        show: called with the progress of every fit.
-        log: called with messages for the user, such as the guesses.
+        on_progress: called with the progress of every fit.
+        log: called with messages for the user, such as what was guessed.
     """
     began = time.perf_counter()
     all_rows = table
-    table, target, config, guesses = resolve_config(table, config)
-    for guess in guesses:
-        log(guess)
+    table, target, config, notes = resolve_config(table, config)
+    for note in notes:
+        log(note)
     if config["task"] == "sequence":
         from .train_sequence import train_sequence
 
-        run = train_sequence(table, target, config, Watcher(folder, show))
+        run = train_sequence(table, target, config, Watcher(folder, on_progress))
     else:
-        run = _train_rows(table, target, config, Watcher(folder, show), log)
-        # Rows without a target were dropped; runs number rows as the file does.
+        run = _train_rows(table, target, config, Watcher(folder, on_progress), log)
+        # Rows without a target were dropped before; a run's row numbers are those of the file.
         row_in_file = np.flatnonzero(~all_rows.columns[target.name].missing)
         for part in (run.test, run.influence):
             if "row" in part:
                 part["row"] = row_in_file[part["row"]]
-    run.summary["guesses"] = guesses
+    run.summary["guesses"] = notes
     run.summary["source"] = table.source
     run.versions = versions()
     run.seconds["fit"] = round(time.perf_counter() - began, 2)
@@ -67,13 +67,14 @@ def resolve_config(table: Table, config: dict[str, Any]) -> tuple[Table, Column,
     """Check the settings against the table, and fill in those that are missing.
 
     Returns:
-        The rows that have a target, the target, the complete settings, and a sentence about each guess.
+        The rows that have a target, the target, the complete settings, and notes: sentences about settings that were
+        guessed, and about rows and columns that are not used.
     """
-    config, guesses = dict(config), []
+    config, notes = dict(config), []
     name = config.get("target")
     if name is None:
         name = list(table.columns)[-1]
-        guesses.append(f"the target is the last column, {name!r} (--target chooses another)")
+        notes.append(f"the target is the last column, {name!r} (--target chooses another)")
     target = table.column(name)
     observed = int((~target.missing).sum())
     if observed < _FEWEST_ROWS:
@@ -86,27 +87,27 @@ def resolve_config(table: Table, config: dict[str, Any]) -> tuple[Table, Column,
     explicit = config.get("task") is not None
     if not explicit:
         config["task"], reason = tasks.guess_task(target)
-        guesses.append(f"{reason} (--task chooses another)")
+        notes.append(f"{reason} (--task chooses another)")
     if config["task"] not in tasks.TASKS:
         raise InputError(f"There is no task {config['task']!r}: the tasks are {', '.join(tasks.TASKS)}.")
     tasks.check_task(config["task"], target, explicit=explicit)
     if config["task"] == "sequence":
         if config.get("time") is None:
-            guesses.append("the rows are in the order of time (--time names a column of times)")
-        guesses += irregularities(order_by_time(table, config.get("time"))[1])
+            notes.append("the rows are in the order of time (--time names a column of times)")
+        notes += irregularities(order_by_time(table, config.get("time"))[1])
         others = len(table.columns) - 1 - (config.get("time") is not None)
         if others:
-            guesses.append(f"the other columns ({others}) are not used")
+            notes.append(f"the other columns ({others}) are not used")
     missing = int(target.missing.sum())
     if missing and config["task"] != "sequence":
-        guesses.append(f"{missing:,} rows without a value of {name!r} are left out")
+        notes.append(f"{missing:,} rows without a value of {name!r} are left out")
         table = table.take(~target.missing)
         target = table.column(name)
     config |= {"target": name, "model": config.get("model") or default_model(config["task"])}
     for setting, default in {"recipe": None, "params": {}, "seed": 0, "test_size": 0.2}.items():
         config.setdefault(setting, default)
     estimator_name(config["task"], config["model"])  # Raises if the model cannot do the task.
-    return table, target, config, guesses
+    return table, target, config, notes
 
 
 def split(rows: int, config: dict[str, Any], labels: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -160,8 +161,10 @@ def _train_rows(
         log(f"{missing['category']:,} missing categories have 0 in all of their indicator columns")
     x_test = preprocessing.matrix(table.take(test_rows))
     name = estimator_name(task, config["model"])
-    estimator = build(name, config["recipe"], config["params"], config["seed"])
-    estimator._watcher, watcher.bound_is_evidence = watcher, estimator._bound_is_evidence
+    estimator = build_estimator(name, config["recipe"], config["params"], config["seed"])
+    # The watcher runs the estimator's fits, and has to know whether their bounds can be shown as log evidences.
+    estimator._watcher = watcher
+    watcher.bound_is_evidence = estimator._bound_is_evidence
     if hasattr(estimator, "with_posterior"):
         watcher.heldout = lambda q: _score(estimator.with_posterior(q), x_test, y_test, task, classes)[0]["nll"]
     try:
@@ -169,7 +172,10 @@ def _train_rows(
     except TypeError as error:
         if not config["params"]:
             raise
-        raise InputError(f"One of the parameters {config['params']} has the wrong type: {error}.") from error
+        raise InputError(
+            f"{name} could not be fitted, perhaps because one of the parameters {config['params']} has the wrong type: "
+            f"{error}."
+        ) from error
     model_metrics, predictions = _score(estimator, x_test, y_test, task, classes)
     baseline_metrics, baseline_name = _score_baseline(y_train, y_test, task, classes)
     run = Run(
@@ -190,7 +196,7 @@ def _train_rows(
         fits=watcher.first_steps(),
         test={"row": test_rows, "y": y_test, **predictions},
     )
-    explain(run, watcher, x_train, y_train, train_rows)
+    add_explanations(run, watcher, x_train, y_train, train_rows)
     return run
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from .. import metrics
-from ..estimators.registry import build, estimator_name
+from ..estimators.registry import build_estimator, estimator_name
 from ..tables.tables import Column, InputError, Table
 from ..tables.time_order import order_by_time
 from . import score
@@ -36,7 +36,7 @@ def train_sequence(table: Table, target: Column, config: dict[str, Any], watcher
             "steps with --test-size, or remove them."
         )
     name = estimator_name("sequence", config["model"])
-    estimator = build(name, config["recipe"], config["params"], config["seed"])
+    estimator = build_estimator(name, config["recipe"], config["params"], config["seed"])
     estimator._watcher = watcher
     estimator.fit(y_train)
     mean, std = (part[:, 0] for part in estimator.predict(y_train, steps=test_count, return_std=True))

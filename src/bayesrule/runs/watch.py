@@ -47,7 +47,7 @@ class Watcher:
 
     Args:
         folder: where fits are saved; None saves nothing.
-        show: called with the progress of a fit after every chunk of steps.
+        on_progress: called with the progress of a fit after every chunk of steps.
         heldout: the held-out NLL under a posterior q, computed once a second.
         bound_is_evidence: whether the bounds of the fits bound the log evidence (`Estimator._bound_is_evidence`); if
             not, the objective is shown and recorded instead.
@@ -58,7 +58,7 @@ class Watcher:
     """
 
     folder: Path | None = None
-    show: Callable[[Progress], None] | None = None
+    on_progress: Callable[[Progress], None] | None = None
     heldout: Callable[[Any], float] | None = None
     bound_is_evidence: bool = True
     traces: list[dict[str, np.ndarray]] = field(default_factory=list)
@@ -89,11 +89,11 @@ class Watcher:
                     self.heldout_scores.append((offset + result.steps, self.heldout(result.q)))
                 if path is not None:
                     _with_trace(result, trace).save(path)
-            if self.show is not None and len(trace["objective"]):
+            if self.on_progress is not None and len(trace["objective"]):
                 name = "bound" if self.bound_is_evidence and "bound" in trace else "objective"
                 heldout = self.heldout_scores[-1][1] if self.heldout_scores else None
                 value = float(trace[name][-1])
-                self.show(Progress(number, result.steps, steps, value, name == "bound", heldout))
+                self.on_progress(Progress(number, result.steps, steps, value, name == "bound", heldout))
 
         remaining = 0 if saved_reason is not None else max(0, steps - steps_before)
         begin = start if saved is None else saved
