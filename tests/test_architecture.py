@@ -1,6 +1,6 @@
 """Imports point one way: what the layout promises, read off the source with `ast`.
 
-A room is a folder or module directly under `bayesrule`. Imports made only for annotations (under
+A top folder is a folder or module directly under `bayesrule`. Imports made only for annotations (under
 `if TYPE_CHECKING`) do not count; imports inside functions do.
 """
 
@@ -15,8 +15,8 @@ import bayesrule
 SOURCE = Path(bayesrule.__file__).parent
 FILES = sorted(SOURCE.rglob("*.py"))
 
-# From the ground up: a room imports from its own floor or from lower ones.
-FLOORS = (
+# From the lowest up: a folder imports from its own layer or from lower ones.
+LAYERS = (
     {"numerics"},
     {"steps"},
     {"families"},
@@ -33,11 +33,11 @@ FLOORS = (
     {"reference_checks"},
     {"cli", "__main__"},
 )
-FLOOR = {room: height for height, rooms in enumerate(FLOORS) for room in rooms}
+LAYER = {folder: height for height, folders in enumerate(LAYERS) for folder in folders}
 # What every family must offer, as opposed to any family in particular.
 ABSTRACT_FAMILIES = {"families.base", "families.start", "families.gaussian.base", "families.gaussian.precision"}
 # Where the rule meets particular families: the recipes, and what is built on them.
-MEETING = {room for room, height in FLOOR.items() if height >= FLOOR["recipes"]}
+MEETING = {folder for folder, height in LAYER.items() if height >= LAYER["recipes"]}
 
 
 def name_of(path):
@@ -97,7 +97,7 @@ def imports(path):
 IMPORTS = {name: imports(path) for name, path in MODULES.items() if name}
 
 
-def room(module):
+def top_folder(module):
     return module.split(".")[0]
 
 
@@ -105,10 +105,10 @@ def room(module):
 def test_imports_point_down(module):
     for other in IMPORTS[module]:
         assert other, f"{module} imports all of bayesrule: name the module it needs."
-    unknown = {room(name) for name in (module, *IMPORTS[module])} - FLOOR.keys()
-    assert not unknown, f"new rooms {unknown}: give each a floor in this test."
+    unknown = {top_folder(name) for name in (module, *IMPORTS[module])} - LAYER.keys()
+    assert not unknown, f"new folders {unknown}: give each a layer in this test."
     for other in IMPORTS[module]:
-        assert FLOOR[room(other)] <= FLOOR[room(module)], f"{module} imports {other}, which is built on it."
+        assert LAYER[top_folder(other)] <= LAYER[top_folder(module)], f"{module} imports {other}, which is built on it."
 
 
 def test_no_import_cycles():
@@ -121,24 +121,26 @@ def test_no_import_cycles():
 
 
 def test_rule_imports_no_particular_family():
-    used = {other for other in IMPORTS["rule.rule"] if room(other) == "families"}
+    used = {other for other in IMPORTS["rule.rule"] if top_folder(other) == "families"}
     assert used <= ABSTRACT_FAMILIES
 
 
-def test_families_import_only_the_ground_floor_and_each_other():
-    used = {room(other) for module in IMPORTS if room(module) == "families" for other in IMPORTS[module]}
+def test_families_import_only_lower_layers_and_each_other():
+    used = {top_folder(other) for module in IMPORTS if top_folder(module) == "families" for other in IMPORTS[module]}
     assert used <= {"numerics", "steps", "families"}
 
 
 def test_rule_and_particular_families_meet_in_recipes_only():
     for module, others in IMPORTS.items():
-        particular = {o for o in others if room(o) == "families"} - ABSTRACT_FAMILIES
+        particular = {o for o in others if top_folder(o) == "families"} - ABSTRACT_FAMILIES
         if particular and "rule.rule" in others:
-            assert room(module) in MEETING, f"{module} joins the rule to {particular}: that is for a recipe."
+            assert top_folder(module) in MEETING, f"{module} joins the rule to {particular}: that is for a recipe."
 
 
 def test_nothing_imports_the_command_line():
-    users = {m for m, others in IMPORTS.items() if room(m) not in ("cli", "__main__") and "cli" in map(room, others)}
+    users = {
+        m for m, others in IMPORTS.items() if top_folder(m) not in ("cli", "__main__") and "cli" in map(room, others)
+    }
     assert not users
 
 

@@ -1,8 +1,8 @@
 """What a piece needs of the other pieces: pairs of a condition and a message.
 
-Every piece may declare `needs`. When a rule is built, and again when its state is made, each need's condition is asked
-about all pieces together; the first that does not hold is a ValueError with its message. This file is on the floor of
-the lowest piece, so that families, points, curvature and guards alike can declare needs.
+Every piece may declare `needs`. When a rule is built, and again when its state is made, each need's condition is
+evaluated for all pieces together; the first that does not hold raises a ValueError with its message. This file is in
+the layer of the lowest piece, so that families, points, curvature and guards alike can declare needs.
 """
 
 from __future__ import annotations
