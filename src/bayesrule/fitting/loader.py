@@ -1,4 +1,4 @@
-"""Mini-batches: the data of a fit, and which rows each step sees.
+"""Load mini-batches: the data of a fit, and which rows each step sees.
 
 Which rows a step sees depends on the key and on the step's number alone. So a fit that was interrupted and resumed sees
 the same batches as one that was not, and nothing about the batches has to be saved with a checkpoint.

@@ -1,4 +1,4 @@
-"""λ as one minimal vector: symmetric matrices as their lower triangle, on an orthonormal basis."""
+"""λ as a vector of minimal coordinates: symmetric matrices as their lower triangle, on an orthonormal basis."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From μ back to λ: the convex solve ∇A(λ) = μ, by a damped Newton's method."""
+"""The Legendre transform of A, from μ back to λ: the convex solve ∇A(λ) = μ, by a damped Newton's method."""
 
 from __future__ import annotations
 
