@@ -204,7 +204,7 @@ class Family(eqx.Module):
     # The rule.
 
     @property
-    def gaussian(self) -> Any:
+    def gaussian(self) -> Family:
         """The Gaussian that regularizers are differentiated for: one with the mean and covariance of q, the slab of a
         spike-and-slab, or q itself."""
         return self

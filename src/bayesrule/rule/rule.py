@@ -68,7 +68,7 @@ from .compatibility import check
 from .describe import describe
 from .multistart import Search
 from .state import Info, State
-from .update import Request, StepFunction, bound_at, initial_accumulators, step_plain
+from .update import Request, StepFunction, bound_at, initial_accumulators, is_mixture, step_plain
 
 
 class Rule(eqx.Module):
@@ -169,10 +169,10 @@ class Rule(eqx.Module):
         if self.search is not None:
             params, record = self.search.first(params, self.family, key)
         params = params if objective is None else objective.starting_point(params)
-        q: Any = self.family.start(params, objective, at(self.steps.temperature, 0))
+        q = self.family.start(params, objective, at(self.steps.temperature, 0))
         check(self.family, self.points, self.curvature, self.steps, self.guard, q)
         count, aux = jnp.zeros((), int), self.curvature.initial_aux(objective, q)
-        if q.is_mixture:
+        if is_mixture(q):
             average, scale = q.each(lambda member: initial_accumulators(self, member, objective)[1:])
             return State(q, count, None, average, aux, scale, record)
         previous, average, scale = initial_accumulators(self, q, objective)

@@ -157,7 +157,8 @@ def update(
 # Measure.
 
 
-def _is_mixture(q: Family) -> TypeGuard[Mixture]:
+def is_mixture(q: Family) -> TypeGuard[Mixture]:
+    """Whether q is a mixture, whose components each take a step of their own."""
     return q.is_mixture
 
 
@@ -183,7 +184,7 @@ def measure(
     correction: Any = None,
 ) -> Measurement:
     """E_q of the data's loss, of its derivatives and of `correction` at q; for a mixture, of each component."""
-    if _is_mixture(q):
+    if is_mixture(q):
         one = lambda component, key, correction: measure(rule, objective, component, batch, aux, key, correction)
         return for_each_component(q, one, key)
     measured = rule.curvature.measure(objective, q, rule.points, batch, aux, key)
@@ -350,7 +351,7 @@ def bound_at(rule: Rule, objective: AbstractObjective, q: Family, batch: PyTree,
         measured = measure(rule, objective, q, batch, aux, key, correction)
         return _bound(rule, objective, q, measured, form_step(rule, objective, state, measured)[0])
 
-    return q.average(for_each_component(q, of, key)) + q.choice.entropy() if _is_mixture(q) else of(q, key)
+    return q.average(for_each_component(q, of, key)) + q.choice.entropy() if is_mixture(q) else of(q, key)
 
 
 def _times(factor: Any, tree: PyTree) -> PyTree:

@@ -29,8 +29,8 @@ class ConditionalFamily(Family):
     w enters the step as E[w | θ] only, which has a closed form. So points are values of θ alone, and the step varies
     less from draw to draw than if w were drawn too.
 
-    A subclass gives `mean`, `score`, `hessian`, `grid_axes`, `grid`, and of `Family` `sample`, `log_prob`, `entropy`,
-    `joint_entropy`, `gaussian`, `to_step_terms`, `from_gaussian_terms`, `moved`, `decrement`.
+    A subclass gives `mean`, `gaussian`, `score`, `hessian`, `grid_axes`, `grid`, and of `Family` `sample`, `log_prob`,
+    `entropy`, `joint_entropy`, `to_step_terms`, `from_gaussian_terms`, `moved`, `decrement`.
     """
 
     core: eqx.AbstractVar[Gaussian]
@@ -74,6 +74,11 @@ class ConditionalFamily(Family):
     @abstractmethod
     def mean(self) -> PyTree:
         """E_q θ, in the shape of θ."""
+
+    @property
+    @abstractmethod
+    def gaussian(self) -> Gaussian:
+        """The Gaussian with the mean and the covariance of q, for which regularizers are differentiated."""
 
     @abstractmethod
     def score(self, theta: PyTree) -> PyTree:

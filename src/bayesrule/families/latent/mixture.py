@@ -125,11 +125,11 @@ class Mixture(Family):
         return self.average(self.each(lambda c: c.mean))
 
     def component(self, index: Any) -> Any:
-        """One component."""
+        """One component, a member of the family that was mixed."""
         return jax.tree.map(lambda leaf: leaf[index], self.components)
 
     @property
-    def component_prototype(self) -> Any:
+    def component_prototype(self) -> ExponentialFamily:
         return self.component(0)
 
     def each(self, function: Callable[..., Any], *trees: PyTree) -> Any:
@@ -140,7 +140,7 @@ class Mixture(Family):
         """Σ_k π_k x_k, for leaves with a leading axis of K."""
         return average_leaves(tree, self.weights)
 
-    def with_parts(self, components: Any, choice: Categorical) -> Self:
+    def with_parts(self, components: ExponentialFamily, choice: Categorical) -> Self:
         """The same mixture with these components and this distribution of z."""
         return eqx.tree_at(lambda q: (q.components, q.choice), self, (components, choice))
 
@@ -280,7 +280,7 @@ class Responsibility(eqx.Module):
         return self(theta), gradient, hessian
 
 
-def _stack(components: Any, count: int) -> Any:
+def _stack(components: Any, count: int) -> ExponentialFamily:
     """Check K components and stack their arrays along a leading axis."""
     if isinstance(components, Sequence):
         kinds = {type(c).__name__ for c in components}
