@@ -14,7 +14,7 @@ from ..numerics.checks import above, arrays, bare
 from ..numerics.random import Key
 from .base import ExponentialFamily
 
-_MOST_STATES = 2**16
+_MAX_STATES = 2**16  # A larger support is not enumerated: memory and time double with every sign.
 
 
 class Bernoulli(ExponentialFamily):
@@ -82,7 +82,7 @@ class Bernoulli(ExponentialFamily):
         return jax.tree.map(jnp.tanh, self.parameter)
 
     def to_natural_gradient(self, covector: PyTree) -> PyTree:
-        # The Fisher information is the diagonal matrix of 1 − tanh²λ; θ may be large, so the matrix is not formed.
+        # The Fisher information is diagonal, 1 − tanh²λ. It is not formed as a matrix, since θ may have many entries.
         return jax.tree.map(lambda c, x: c * jnp.cosh(x) ** 2, covector, self.parameter)
 
     def enumerated_gradient(self, values: Float[Array, " S"], theta: PyTree) -> PyTree:
@@ -113,7 +113,7 @@ class Bernoulli(ExponentialFamily):
         """All 2^P values of θ, along a leading axis."""
         leaves, treedef = jax.tree.flatten(self.parameter)
         total = sum(leaf.size for leaf in leaves)
-        _countable(2**total, f"Bernoulli over {total} signs")
+        _check_enumerable(2**total, f"Bernoulli over {total} signs")
         rows = 2 * ((np.arange(2**total)[:, None] >> np.arange(total)) & 1) - 1
         parts = np.split(rows, np.cumsum([leaf.size for leaf in leaves])[:-1], axis=1)
         return jax.tree.unflatten(
@@ -190,7 +190,7 @@ class Categorical(ExponentialFamily):
     def support(self) -> Int[Array, "K ..."]:
         """All K values of θ, along a leading axis (the same in every batch element)."""
         *batch, size = self.logits.shape
-        _countable(size, f"Categorical over {size} categories")
+        _check_enumerable(size, f"Categorical over {size} categories")
         return jnp.broadcast_to(jnp.arange(size).reshape(size, *(1 for _ in batch)), (size, *batch))
 
 
@@ -250,9 +250,10 @@ class Poisson(ExponentialFamily):
         With $u = 1/(1+e^{−v})$ the integrand is analytic for |Im v| < π/2 and decays at both ends,
         so the trapezoidal rule converges geometrically, and equally for every rate.
         """
-        v = np.linspace(-42.0, 38.0, 321)
+        v = np.linspace(-42.0, 38.0, 321)  # What is cut off on both sides is below rounding in float64.
         u = 1 / (1 + np.exp(-v))
-        weight = (v[1] - v[0]) / (1 + np.exp(v)) / np.logaddexp(0, v)  # du/u over −log(1−u)
+        # The weights are du/u divided by −log(1 − u), with du = u(1 − u)dv.
+        weight = (v[1] - v[0]) / (1 + np.exp(v)) / np.logaddexp(0, v)
         x = self.rate[..., None] * jnp.asarray(u, self.rate.dtype)
         return -jnp.sum(jnp.asarray(weight, self.rate.dtype) * (x + jnp.expm1(-x)), axis=-1)
 
@@ -267,12 +268,14 @@ class Poisson(ExponentialFamily):
 
 
 def _with_last(natural: Float[Array, "... K-1"]) -> Float[Array, "... K"]:
+    """λ as logits of all K categories, that of the last being 0."""
     return jnp.concatenate([natural, jnp.zeros((*natural.shape[:-1], 1), natural.dtype)], axis=-1)
 
 
-def _countable(states: int, what: str) -> None:
-    if states > _MOST_STATES:
+def _check_enumerable(states: int, what: str) -> None:
+    """Raise if there are too many states to list."""
+    if states > _MAX_STATES:
         raise ValueError(
-            f"{what} has {states} states, too many to enumerate (at most {_MOST_STATES}): "
-            "evaluate the loss at samples or at the mean instead."
+            f"{what} has {states} states, too many to enumerate (at most {_MAX_STATES}): "
+            "evaluate the loss at samples (MonteCarlo()) or at the mean (Delta()) instead."
         )

@@ -21,7 +21,8 @@ class Sweep(eqx.Module):
         together: How many rows repeat their local steps together, until all of them have converged; by default all.
         peaks: How many steps a block that is read at its mode takes at each visit at most: an M-step without a closed
             form takes several of Newton's.
-        tolerance: Local and mode blocks stop early if the mean change of λ in every row is not above it.
+        tolerance: Local blocks and blocks that are read at their mode stop early if the mean change of λ in every row
+            is not above it.
     """
 
     tolerance: Any
@@ -40,7 +41,7 @@ class Sweep(eqx.Module):
         tolerance: Number = 0.0,
     ):
         if isinstance(order, str) and order != "parallel":
-            raise ValueError(f'order= lists blocks, or is "parallel", got {order!r}.')
+            raise ValueError(f'order= lists blocks, or is "parallel", got {order!r}: use [{order!r}] for one block.')
         if peaks < 1 or (local is not None and local < 1) or (together is not None and together < 1):
             raise ValueError(
                 f"A sweep takes at least one step in every block, of one row or more together, got local={local}, "
@@ -60,7 +61,9 @@ class Sweep(eqx.Module):
             return (tuple(blocks),)
         named = [name for group in self.order for name in group]
         if set(named) != set(blocks):
-            raise ValueError(f"The sweep goes over {named}, and the model's blocks are {list(blocks)}.")
+            raise ValueError(
+                f"The sweep goes over {named}, and the model's blocks are {list(blocks)}: list every block in order=."
+            )
         return self.order
 
     def __str__(self) -> str:
