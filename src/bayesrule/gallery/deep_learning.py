@@ -45,13 +45,13 @@ def _batches(data: tuple[np.ndarray, ...], size: int, steps: int, seed: int = 0)
 
 
 @cache
-def _line() -> tuple[np.ndarray, np.ndarray]:
+def _line_data() -> tuple[np.ndarray, np.ndarray]:
     random = np.random.default_rng(1)
     x = random.uniform(-1.5, 2.5, 60)
     return np.stack([np.ones(60), x], axis=1), 0.5 + 1.2 * x + 0.7 * random.normal(size=60)
 
 
-def _squared(w: Float[Array, "2"], example: tuple) -> Float[Array, ""]:
+def _squared_error(w: Float[Array, "2"], example: tuple) -> Float[Array, ""]:
     x, y = example
     return 0.5 * (x @ w - y) ** 2
 
@@ -59,14 +59,14 @@ def _squared(w: Float[Array, "2"], example: tuple) -> Float[Array, ""]:
 def sgd() -> Picture:
     """A line is fitted to sixty points in 120 steps. With one point per step the path ends in random moves around the
     minimum, as large as the rate; with all points in every step and the same rate it converges smoothly."""
-    data, start = _line(), np.array([1.4, -0.5])
-    rule, objective = recipes.sgd(0.15), Objective(_squared, size=60)
+    data, start = _line_data(), np.array([1.4, -0.5])
+    rule, objective = recipes.sgd(0.15), Objective(_squared_error, size=60)
     noisy = trace_steps(rule, objective, jnp.asarray(start), steps=120, batches=_batches(data, 1, 120))
     full_batch = trace_steps(rule, objective, jnp.asarray(start), steps=120, data=data)
     figure, (axes,) = panels(1)
     plane(axes, (-0.6, 1.9), (-0.8, 1.9), ("intercept", "slope"))
-    total = lambda w: jnp.mean(jax.vmap(lambda x, y: _squared(w, (x, y)))(*map(jnp.asarray, data)))
-    contours(axes, total, 12)
+    mean_loss = lambda w: jnp.mean(jax.vmap(lambda x, y: _squared_error(w, (x, y)))(*map(jnp.asarray, data)))
+    contours(axes, mean_loss, 12)
     trail(axes, np.vstack([start, noisy]), PLAIN, "D", size=2, lw=0.8)
     trail(axes, np.vstack([start, full_batch]), BAYESIAN, size=4, lw=1.8)
     label(axes, start[0], start[1] - 0.16, "start", INK, ha="center")
@@ -117,7 +117,7 @@ def dropout() -> Picture:
     keys, batches = jax.random.split(jax.random.key(1), 4000), _batches((x, y), 10, 4000)
     state = rule.init(jax.tree.map(jnp.asarray, start), objective)
     run = jax.jit(
-        lambda state, turns: jax.lax.scan(lambda s, t: (rule.step(objective, s, *t)[0], None), state, turns)[0]
+        lambda state, inputs: jax.lax.scan(lambda s, x: (rule.step(objective, s, *x)[0], None), state, inputs)[0]
     )
     q = run(state, (jax.tree.map(jnp.asarray, batches), keys)).q
     draw_masks = jax.jit(jax.vmap(lambda key: rule.points.at(state.q, key).factors[0]["last"][0, :, 0]))
@@ -137,22 +137,23 @@ def dropout() -> Picture:
 
 
 def _first(tree: Any) -> Any:
+    """Every leaf at the first, and here the only, point."""
     return jax.tree.map(lambda leaf: leaf[0], tree)
 
 
 # Binary weights.
 
-SIGNS = np.array([1.0, -1.0, 1.0, -1.0, 1.0, 0.0])
+SIGNS = np.array([1.0, -1.0, 1.0, -1.0, 1.0, 0.0])  # The true weights; the last input is irrelevant.
 
 
 @cache
-def _signed() -> tuple[np.ndarray, np.ndarray]:
+def _binary_weights_data() -> tuple[np.ndarray, np.ndarray]:
     """Labels from five binary weights; the sixth input is irrelevant."""
     x = np.random.default_rng(5).normal(size=(80, 6))
     return x, np.sign(x @ SIGNS + 0.8 * np.random.default_rng(6).normal(size=80))
 
 
-def _margin(w: Float[Array, "6"], example: tuple) -> Float[Array, ""]:
+def _logistic_loss(w: Float[Array, " P"], example: tuple) -> Float[Array, ""]:
     x, y = example
     return jnp.logaddexp(0.0, -y * (x @ w))
 
@@ -160,13 +161,15 @@ def _margin(w: Float[Array, "6"], example: tuple) -> Float[Array, ""]:
 def straight_through() -> Picture:
     """Six binary weights of a classifier. Above, the latent λ, whose signs are the weights: the gradient at the signs
     is subtracted from λ; a dot is a change of sign. Below, the mean loss at the signs, which changes only there."""
-    data, start = _signed(), np.array([-0.5, 0.3, -0.8, 0.6, -0.2, 0.35])
-    rule, objective = recipes.straight_through(0.04), Objective(_margin, size=80)
+    data, start = _binary_weights_data(), np.array([-0.5, 0.3, -0.8, 0.6, -0.2, 0.35])
+    rule, objective = recipes.straight_through(0.04), Objective(_logistic_loss, size=80)
     batches = _batches(data, 8, 130)
     path = trace_steps(rule, objective, jnp.asarray(start), steps=130, batches=batches, read=lambda q: q.natural())
     path = np.vstack([start, path])
-    mean = jax.jit(jax.vmap(lambda w: jnp.mean(jax.vmap(lambda x, y: _margin(w, (x, y)))(*map(jnp.asarray, data)))))
-    values = np.asarray(mean(jnp.asarray(np.where(path >= 0, 1.0, -1.0))))
+    mean_loss = jax.jit(
+        jax.vmap(lambda w: jnp.mean(jax.vmap(lambda x, y: _logistic_loss(w, (x, y)))(*map(jnp.asarray, data))))
+    )
+    values = np.asarray(mean_loss(jnp.asarray(np.where(path >= 0, 1.0, -1.0))))
     figure, (above, below) = stacked(2, 1)
     above.axhline(0, color=INK, lw=0.8)
     for row, sign in zip(path.T, SIGNS, strict=True):
@@ -184,8 +187,8 @@ def straight_through() -> Picture:
 def bayesbinn() -> Picture:
     """The same six weights, with a probability for each sign. The means tanh λ move towards ±1 as far as the data
     determine them; the sixth weight, which is irrelevant, stays near 0 instead of taking a sign."""
-    data, start = _signed(), np.zeros(6)
-    rule, objective = recipes.bayesbinn(0.005), Objective(_margin, size=80)
+    data, start = _binary_weights_data(), np.zeros(6)
+    rule, objective = recipes.bayesbinn(0.005), Objective(_logistic_loss, size=80)
     keys = jax.random.split(jax.random.key(0), 500)
     path = trace_steps(
         rule, objective, jnp.asarray(start), steps=500, data=data, keys=keys, read=lambda q: q.expectation()
@@ -214,10 +217,11 @@ def _classification_data() -> tuple[np.ndarray, np.ndarray]:
     return x, np.where(random.random(24) < 1 / (1 + np.exp(-x @ [1.5, -0.6])), 1.0, -1.0)
 
 
-LOGISTIC = Objective(_margin, size=24, regularizer=0.3)
+LOGISTIC = Objective(_logistic_loss, size=24, regularizer=0.3)
 
 
 def _energy(w: Float[Array, "2"]) -> Float[Array, ""]:
+    """The negative logarithm of the posterior density, up to a constant."""
     x, y = map(jnp.asarray, _classification_data())
     return jnp.sum(jnp.logaddexp(0.0, -y * (x @ w))) + 0.15 * jnp.sum(w**2)
 
@@ -230,6 +234,7 @@ def _posterior_axes() -> tuple[Any, Any]:
 
 
 def _moments(rule: Rule, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The means of q at the start and after every step, and its variances after every step."""
     read: Callable[[Any], Any] = lambda q: (q.mean, 1 / q.precision)
     start = jnp.array([-0.5, 1.2])
     means, variances = trace_steps(rule, LOGISTIC, start, data=_classification_data(), read=read, **options)

@@ -16,7 +16,13 @@ from ..rule.rule import Rule
 class Check:
     """One row of Table 1 and its reference: `error(rule)` runs both in float64 and returns the relative difference.
 
-    The rule is an argument, so that the tests can pass a changed algorithm (a mutant) and see the check fail.
+    The rule is an argument, so that the tests can pass a deliberately wrong variant and see the check fail.
+
+    Attributes:
+        name: the recipe's name.
+        reference: what the recipe is compared with, as `bayesrule table --check` prints it.
+        tolerance: the largest error that passes.
+        compare: the function behind `error`, which assumes float64.
     """
 
     name: str
@@ -41,6 +47,8 @@ def check(reference: str, tolerance: float) -> Callable[[Callable[[Rule], float]
 
 def relative_error(actual: Any, expected: Any, start: Any = 0.0) -> float:
     """The largest absolute difference, divided by the largest distance of the reference from its start.
+
+    Arrays of different shapes have an infinite error.
 
     >>> relative_error([1.0, 2.2], [1.0, 2.0], start=1.5)
     0.4

@@ -43,6 +43,7 @@ def _network_loss(params: Any, example: Any) -> jax.Array:
 
 
 def _flatten(params: Any) -> np.ndarray:
+    """The weights of every step, (steps, P), from arrays with the steps along their first axis."""
     return np.concatenate([np.reshape(params[name], (len(params[name]), -1)) for name in sorted(params)], axis=1)
 
 
@@ -59,15 +60,15 @@ def _compare_with_optax(
     """Compare every iterate of the rule with optax's, on the mean loss of the same mini-batches.
 
     optax gets `map_gradient(g, step_input)`, with g the gradient at `evaluate_at(params, step_input)`; `per_step_input`
-    holds a `step_input` for each step (the masks of dropout).
+    holds a `step_input` for each step (the masks of dropout). `read` takes optax's parameters from q.
     """
     x, y = _regression_data()
     batches, start = (x[_batch_indices()], y[_batch_indices()]), jax.tree.map(jnp.asarray, _initial_weights())
 
     def body(carry: tuple, step_data: tuple) -> tuple:
         (params, optax_state), (batch, step_input) = carry, step_data
-        mean = lambda p: jnp.mean(jax.vmap(lambda e: _network_loss(p, e))(batch))
-        gradient = map_gradient(jax.grad(mean)(evaluate_at(params, step_input)), step_input)
+        mean_loss = lambda p: jnp.mean(jax.vmap(lambda e: _network_loss(p, e))(batch))
+        gradient = map_gradient(jax.grad(mean_loss)(evaluate_at(params, step_input)), step_input)
         updates, optax_state = transformation.update(gradient, optax_state, params)
         params = optax.apply_updates(params, updates)
         return (params, optax_state), params
@@ -101,8 +102,8 @@ def dropout(rule: Rule) -> float:
     @jax.jit
     @jax.vmap
     def masks(key: Any) -> Any:
-        each = zip(shapes.items(), jax.random.split(key, 2), strict=True)
-        return {name: 1.0 * (jax.random.uniform(k, shape, float) < keep) for (name, shape), k in each}
+        leaves = zip(shapes.items(), jax.random.split(key, 2), strict=True)
+        return {name: 1.0 * (jax.random.uniform(k, shape, float) < keep) for (name, shape), k in leaves}
 
     step_masks = masks(jax.random.clone(keys))
     evaluate_at = lambda params, z: jax.tree.map(jnp.multiply, params, z)
@@ -128,7 +129,7 @@ def straight_through(rule: Rule) -> float:
 
 # Logistic regression, for which the per-example gradients are one line of NumPy.
 
-SIZE, PRIOR = 60, 2.5
+SIZE, PRIOR = 60, 2.5  # The number of examples N, and the prior precision δ.
 
 
 def _classification_data() -> tuple[np.ndarray, np.ndarray]:
@@ -141,25 +142,25 @@ def _logistic_loss(w: jax.Array, example: tuple) -> jax.Array:
     return jnp.logaddexp(0.0, -y * (x @ w))
 
 
-def _gradients(w: np.ndarray) -> np.ndarray:
+def _logistic_gradients(w: np.ndarray) -> np.ndarray:
     """Every example's gradient at w, (N, 3)."""
     x, y = _classification_data()
     return (-y / (1 + np.exp(y * (x @ w))))[:, None] * x
 
 
-def _gauss_newton(rule: Rule, *, variational: bool) -> float:
+def _compare_with_gauss_newton(rule: Rule, *, variational: bool) -> float:
     """θ = m + ε/√S (or m); u ← β₁u + (1−β₁)ĝ(θ); v ← β₂v + (1−β₂)·mean ĝᵢ(θ)²; m ← m − α(û + δm/N)/(v + δ/N) and
     S = Nv + δ (Khan et al., 2018; Osawa et al., 2019), with v from 1 and α = 0.01·(1 + δ/N)."""
-    first, second, ridge = 0.9, 0.999, PRIOR / SIZE
+    beta1, beta2, ridge = 0.9, 0.999, PRIOR / SIZE
     rate, start, keys = 1e-2 * (1 + ridge), np.array([0.1, -0.2, 0.3]), jax.random.split(jax.random.key(5), STEPS)
     draw = lambda key: normals(key, jnp.zeros(3), (1,))[0]
     noise = np.asarray(jax.jit(jax.vmap(draw))(jax.random.clone(keys))) if variational else np.zeros((STEPS, 3))
     mean, u, v, means, precisions = start, np.zeros(3), np.ones(3), [], []
     for count, epsilon in enumerate(noise, start=1):
-        each = _gradients(mean + epsilon / np.sqrt(SIZE * v + PRIOR))
-        u = first * u + (1 - first) * each.mean(axis=0)
-        v = second * v + (1 - second) * np.mean(each**2, axis=0)
-        mean = mean - rate * (u / (1 - first**count) + ridge * mean) / (v + ridge)
+        gradients = _logistic_gradients(mean + epsilon / np.sqrt(SIZE * v + PRIOR))
+        u = beta1 * u + (1 - beta1) * gradients.mean(axis=0)
+        v = beta2 * v + (1 - beta2) * np.mean(gradients**2, axis=0)
+        mean = mean - rate * (u / (1 - beta1**count) + ridge * mean) / (v + ridge)
         means.append(mean)
         precisions.append(SIZE * v + PRIOR)
     objective = Objective(_logistic_loss, size=SIZE, regularizer=PRIOR)
@@ -173,18 +174,18 @@ def _gauss_newton(rule: Rule, *, variational: bool) -> float:
 @check("its published equations in NumPy, 50 steps", 1e-12)
 def ogn(rule: Rule) -> float:
     """Gradients at the mean."""
-    return _gauss_newton(rule, variational=False)
+    return _compare_with_gauss_newton(rule, variational=False)
 
 
 @check("its published equations in NumPy with the same noise, 50 steps", 1e-12)
 def vogn(rule: Rule) -> float:
     """Gradients at a draw from q."""
-    return _gauss_newton(rule, variational=True)
+    return _compare_with_gauss_newton(rule, variational=True)
 
 
 @check("its published equations in NumPy with the same noise, 50 steps", 1e-12)
 def bayesbinn(rule: Rule) -> float:
-    """θ = tanh(λ + δ) with δ half a logistic number; s = (1 − θ²)/(1 − tanh²λ); λ ← (1 − ρ)λ − ρ s∘Σ∇ℓᵢ(θ)
+    """θ = tanh(λ + δ) with δ half a standard logistic variable; s = (1 − θ²)/(1 − tanh²λ); λ ← (1 − ρ)λ − ρ s∘Σ∇ℓᵢ(θ)
     (Meng et al., 2020, at temperature 1)."""
     rate, start, keys = 1e-4, np.array([0.5, -0.4, 0.1]), jax.random.split(jax.random.key(6), STEPS)
     draw = lambda key: 0.5 * jax.random.logistic(jax.random.split(key, 1)[0], (1, 3), float)[0]
@@ -193,7 +194,7 @@ def bayesbinn(rule: Rule) -> float:
     for delta in noise:
         theta = np.tanh(natural + delta)
         scale = (1 - theta**2) / (1 - np.tanh(natural) ** 2)
-        natural = (1 - rate) * natural - rate * scale * _gradients(theta).sum(axis=0)
+        natural = (1 - rate) * natural - rate * scale * _logistic_gradients(theta).sum(axis=0)
         expected.append(natural)
     objective, read = Objective(_logistic_loss, size=SIZE), lambda q: q.natural()
     trace = trace_steps(
