@@ -103,6 +103,24 @@ def normals(key: Key, tree: PyTree, lead: Sequence[int] = ()) -> PyTree:
     return jax.tree.unflatten(structure, [streams[place] for place in range(len(leaves))])
 
 
+def shifted_normals(key: Key, bits: Array, dtype: Any = jnp.float32) -> Array:
+    """Normal quantiles of evenly spaced binary fractions under a random digital shift.
+
+    Args:
+        key: names the shift; consumed.
+        bits: the leading 32 binary digits of the points, (S, D), such as Sobol's. Every column is combined by exclusive
+            or with 32 random digits of its own, after which each entry is uniform, and the entries are as evenly spaced
+            as before.
+        dtype: of the result.
+    """
+    dtype = _checked(dtype)
+    shift, below = jax.random.split(key)
+    bits = bits ^ jax.random.bits(shift, bits.shape[1:], jnp.uint32)
+    if dtype == jnp.float64:  # The digits after the first 32 are those of independent uniform numbers.
+        return _wide_quantile(bits, jax.random.bits(below, bits.shape, jnp.uint32))
+    return _quantile(bits).astype(dtype)
+
+
 def _checked(dtype: Any) -> np.dtype:
     dtype = jax.dtypes.canonicalize_dtype(dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
