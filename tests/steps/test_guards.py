@@ -107,6 +107,23 @@ def test_backtracking_gives_up_where_it_stands():
         blr.Backtracking(0)
 
 
+def test_backtracking_prints_what_differs_from_its_defaults():
+    names = {
+        blr.Backtracking(): ("Backtracking()", "ρ is halved until λ ∈ Ω"),
+        blr.Backtracking(3, monotone=True): (
+            "Backtracking(3, monotone=True)",
+            "ρ is halved, at most 3 times, until λ ∈ Ω and the loss does not worsen",
+        ),
+        blr.Backtracking(length=0.5): ("Backtracking(length=0.5)", "ρ is halved until λ ∈ Ω and ½⟨Δ, FΔ⟩ ≤ 0.5 nats"),
+    }
+    for guard, (text, meaning) in names.items():
+        assert repr(guard) == text
+        assert guard.meaning == meaning
+        assert eval(text, {"Backtracking": blr.Backtracking}) == guard
+    assert "Backtracking(monotone=True, length=20)" in str(blr.cvi(0.5))
+    assert "on mini-batches or random points until ½⟨Δ, FΔ⟩ ≤ 20 nats" in str(blr.cvi(0.5))
+
+
 def wild(x):
     return jnp.sum(jnp.cos(3 * x)) + 0.1 * jnp.sum(x**4) + x[0] * x[1]
 
@@ -172,3 +189,19 @@ def test_a_stalled_fit_says_so():
     result = blr.fit(rule, liar, jnp.ones(2), steps=5)
     assert result.reason == "stalled"
     np.testing.assert_array_equal(result.q.mean, jnp.ones(2))
+
+
+def test_steps_do_not_bounce_between_two_sides_of_the_minimum():
+    """Three weights with correlations of ½ under a mean-field q: a whole step leads to the mirrored mean, at the same
+    loss. A step has to reach a part of its first-order gain, so that it is halved, and 30 steps are enough."""
+    gram = 0.5 * np.eye(3) + 0.5
+    data = {"x": jnp.asarray(np.linalg.cholesky(gram).T), "y": jnp.zeros(3)}
+    model = blr.Model({"w": blr.DiagonalGaussian(jnp.zeros(3))}, {"y": blr.factors.linear("y", {"w": "x"})}, size=3)
+    start = {"w": blr.DiagonalGaussian(jnp.full(3, 0.5), jnp.ones(3))}
+    mirrored = blr.cvi(1.0).replace(guard=blr.NoGuard())
+    after, _ = mirrored.step(model, mirrored.init(start, model), data)
+    np.testing.assert_allclose(after.q["w"].mean, -0.5, rtol=1e-10)
+    result = blr.fit(blr.cvi(1.0), model, start, data, steps=30, tolerance=1e-8)
+    assert result.reason == "converged"
+    np.testing.assert_allclose(result.q["w"].mean, 0.0, atol=1e-3)
+    np.testing.assert_allclose(result.q["w"].precision, np.diag(gram), rtol=1e-6)

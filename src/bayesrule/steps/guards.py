@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from ..numerics.loops import hoist
 from .needs import Need
 from .step import Step
 
@@ -37,6 +38,8 @@ class GuardedStep(eqx.Module):
     """What `assess` measured at the new q, if the guard called it."""
     evaluations: Any = None
     """How often the guard measured the objective, if it counts."""
+    proposed: Any = None
+    """Whether the new q is the step's proposal; None for a step without one."""
 
 
 Assess = Callable[["Family"], tuple[Float[Array, ""], Any]]
@@ -60,6 +63,14 @@ class Guard(eqx.Module):
         """Whether `take` calls `assess`. Then `fit` uses `GuardedStep.measured` as the next step's measurement."""
         return False
 
+    def without_judge(self) -> Guard:
+        """The guard to use where the loss is no judge of a step, by default this one.
+
+        Called for a step whose loss is that of a mini-batch or at random points, or whose messages do not lead to a
+        minimum of it (the delta method in a factor of a model).
+        """
+        return self
+
     @property
     @abstractmethod
     def meaning(self) -> str:
@@ -71,7 +82,8 @@ class Guard(eqx.Module):
 
         Args:
             q: Where the step starts from.
-            step: The step; `q.moved(step)` takes all of it, `q.moved(step.shortened(f))` the fraction f.
+            step: The step; `q.moved(step)` takes all of it, `q.moved(step.shortened(f))` the fraction f. A guard that
+                `evaluates` first tries its `proposal`, if it has one.
             assess: Measures the objective at a candidate, on the batch and the points of this step. Costs as much as
                 the step's own measurement.
             limit: The loss before the step, with an allowance for rounding: a candidate whose loss is not above it has
@@ -84,6 +96,13 @@ class Guard(eqx.Module):
 
 def _inside(q: Family) -> Bool[Array, ""]:
     return jnp.all(q.inside())
+
+
+def _proposal_or(plain: Family, step: Step, proposed: Any) -> Family:
+    """The step's proposal where it has one and `proposed` is true, else the q that the plain step leads to."""
+    if step.proposal is None:
+        return plain
+    return jax.tree.map(lambda new, old: jnp.where(proposed, new, old), step.proposal.q, plain)
 
 
 class NoGuard(Guard):
@@ -148,54 +167,129 @@ class Retraction(Guard):
         return GuardedStep(new, jnp.ones(()), ~jnp.all(q.moved(step).proper()), _inside(new))
 
 
+_ARMIJO = 0.4  # The part of its first-order gain that a step has to reach, of which at most so many nats count.
+_ARMIJO_NATS = 2.0
+_HALVINGS = 100  # After so many nothing is left of a step in float32 or float64.
+
+
 class Backtracking(Guard):
-    """Halves the step until λ is inside Ω, and with `monotone` until the loss does not worsen.
+    r"""Halves the step until λ is inside Ω, and with `monotone` until the loss does not worsen.
+
+    The loss of a mini-batch, or at random points, is no judge of a step. With `length` such steps are shortened instead
+    until $½⟨Δ, FΔ⟩$ of the displacement Δ of λ, to second order the KL divergence between q before and after, is not
+    above it.
 
     Args:
         halvings: How often the step is halved at most. If that is not enough, q stays as it was.
         monotone: Also require that the loss E_q ℓ̄ − τH(q) (under the delta method ℓ̄(m)) does not rise.
+        length: The longest step on a mini-batch of a model's rows or with random points, in nats. There it takes the
+            place of `monotone`. By default none: every step is judged by the loss on its own batch and points.
     """
 
     halvings: int = eqx.field(static=True)
     monotone: bool = eqx.field(static=True)
+    length: float | None = eqx.field(static=True)
 
-    def __init__(self, halvings: int = 40, *, monotone: bool = False):
+    def __init__(self, halvings: int = _HALVINGS, *, monotone: bool = False, length: float | None = None):
         if halvings < 1:
             raise ValueError(f"Backtracking needs at least one halving, got {halvings}.")
-        self.halvings, self.monotone = halvings, monotone
+        if length is not None and not length > 0:
+            raise ValueError(f"length= is the longest step in nats, above 0, got {length}.")
+        self.halvings, self.monotone, self.length = halvings, monotone, length
 
     @property
     def meaning(self) -> str:
-        return f"ρ is halved until λ ∈ Ω{' and the loss does not worsen' if self.monotone else ''}"
+        times = "" if self.halvings == _HALVINGS else f", at most {self.halvings} times,"
+        text = f"ρ is halved{times} until λ ∈ Ω{' and the loss does not worsen' if self.monotone else ''}"
+        if self.length is None:
+            return text
+        short = f"½⟨Δ, FΔ⟩ ≤ {self.length:g} nats"
+        return f"{text}; on mini-batches or random points until {short}" if self.monotone else f"{text} and {short}"
 
     @property
     def evaluates(self) -> bool:
         return self.monotone
 
+    def without_judge(self) -> Guard:
+        return self if self.length is None else Backtracking(self.halvings, length=self.length)
+
     def take(self, q: Family, step: Step, assess: Assess, limit: Any) -> GuardedStep:
-        def not_assessed(candidate: Family) -> tuple[Array, Any]:
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(assess, candidate))
+        if self.length is None or self.monotone:
+            return self._halved(q, step, assess, limit)
+        rate = jnp.maximum(step.rate, step.precision_rate)
+        whole = rate**2 * q.decrement(step)
+        # A length that is not a positive number says nothing about the step: it is halved as any other.
+        fraction = jnp.where(jnp.isfinite(whole) & (whole > self.length), jnp.sqrt(self.length / whole), 1.0)
+        guarded = self._halved(q, step.shortened(fraction), assess, limit)
+        return dataclasses.replace(guarded, fraction=guarded.fraction * fraction)
 
-        def body(carry: tuple) -> tuple:
-            _, fraction, count, _, acted, evaluations, _ = carry
-            fraction = fraction / 2
-            candidate = q.moved(step.shortened(fraction))
-            inside = _inside(candidate)
-            good, measured = inside, None
-            if self.monotone:  # Outside Ω the loss is not defined, so it is not measured there.
-                loss, measured = jax.lax.cond(inside, assess, not_assessed, candidate)
-                good, evaluations = inside & (loss <= limit), evaluations + inside
-            return candidate, fraction, count + 1, good, acted | ((count == 0) & ~inside), evaluations, measured
+    def _halved(self, q: Family, step: Step, assess: Assess, limit: Any) -> GuardedStep:
+        consts: list[Any] = []
+        measure = assess
+        if self.monotone:  # What `assess` closes over has derivatives too, which a custom rule needs as arguments.
+            measure, consts = hoist(assess, q)
+        return self._search(q, step, limit, consts, measure)
 
-        def unfinished(carry: tuple) -> Array:
-            return (carry[2] <= self.halvings) & ~carry[3]
+    def _search(self, q: Family, step: Step, limit: Any, consts: list[Any], measure: Callable[..., Any]) -> GuardedStep:
+        """The halvings, and their derivative: that of the accepted step, whose fraction is a number.
 
-        # The full step is the loop's first iteration, so that `assess` is compiled once.
-        no, none = jnp.zeros((), bool), jnp.zeros((), int)
-        start = (q, 2 * jnp.ones(()), none, no, no, none, not_assessed(q)[1] if self.monotone else None)
-        new, fraction, _, good, acted, evaluations, measured = jax.lax.while_loop(unfinished, body, start)
-        new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, q)
-        return GuardedStep(new, jnp.where(good, fraction, 0.0), acted, good, measured, evaluations)
+        JAX has no reverse mode for a loop of unknown length, and the candidates that were not accepted do not matter.
+        """
+
+        @jax.custom_jvp
+        def search(q: Family, step: Step, limit: Any, consts: list[Any]) -> GuardedStep:
+            def not_assessed(candidate: Family) -> tuple[Array, Any]:
+                shapes = jax.eval_shape(measure, candidate, *consts)
+                return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
+            def body(carry: tuple) -> tuple:
+                _, fraction, count, _, acted, evaluations, _ = carry
+                fraction = fraction / 2
+                candidate = _proposal_or(q.moved(step.shortened(fraction)), step, count < 0)
+                inside = _inside(candidate)
+                good, measured = inside, None
+                if self.monotone:  # Outside Ω the loss is not defined, so it is not measured there.
+                    loss, measured = jax.lax.cond(inside, lambda c: measure(c, *consts), not_assessed, candidate)
+                    good, evaluations = inside & (loss <= limit - required * fraction), evaluations + inside
+                return candidate, fraction, count + 1, good, acted | ((count == 0) & ~inside), evaluations, measured
+
+            def unfinished(carry: tuple) -> Array:
+                return (carry[2] <= self.halvings) & ~carry[3]
+
+            # Armijo's condition: without it steps could bounce between two sides of the minimum and gain next to
+            # nothing. Far from the minimum the first-order gain says little, so that less than it is asked for there.
+            required = jnp.zeros(())
+            if step.gain is not None and step.proposal is None:
+                required = _ARMIJO * jnp.where(step.gain > 0, jnp.minimum(step.gain, _ARMIJO_NATS), 0.0)
+            # The full step is the loop's first iteration, so that `assess` is compiled once.
+            no, none = jnp.zeros((), bool), jnp.zeros((), int)
+            tries, fraction, proposed = none, 2 * jnp.ones(()), None
+            if step.proposal is not None:  # The proposal is tried as number −1, before the full step.
+                tries, fraction = none - step.proposal.ready, jnp.where(step.proposal.ready, 4.0, 2.0)
+            start = (q, fraction, tries, no, no, none, not_assessed(q)[1] if self.monotone else None)
+            new, fraction, tries, good, acted, evaluations, measured = jax.lax.while_loop(unfinished, body, start)
+            if step.proposal is not None:
+                proposed = good & (tries == 0)
+                fraction = jnp.where(proposed, 1.0, fraction)
+            new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, q)
+            return GuardedStep(new, jnp.where(good, fraction, 0.0), acted, good, measured, evaluations, proposed)
+
+        @search.defjvp
+        def derivative(primals: tuple, tangents: tuple) -> tuple[GuardedStep, GuardedStep]:
+            guarded = search(*primals)
+
+            def accepted(q: Family, step: Step, limit: Any, consts: list[Any]) -> GuardedStep:
+                new = _proposal_or(q.moved(step.shortened(guarded.fraction)), step, guarded.proposed)
+                new = jax.tree.map(lambda n, o: jnp.where(guarded.inside, n, o), new, q)
+                measured = measure(new, *consts)[1] if self.monotone else None
+                return dataclasses.replace(guarded, q=new, measured=measured)
+
+            return guarded, jax.jvp(accepted, primals, tangents)[1]
+
+        return search(q, step, limit, consts)
 
     def __repr__(self) -> str:
-        return f"Backtracking({'monotone=True' if self.monotone else ''})"
+        parts = [] if self.halvings == _HALVINGS else [f"{self.halvings}"]
+        parts += ["monotone=True"] if self.monotone else []
+        parts += [] if self.length is None else [f"length={self.length:g}"]
+        return f"Backtracking({', '.join(parts)})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -82,7 +83,9 @@ class Scaling(eqx.Module):
         root: Take the square root of v.
         debias: Divide v by $1 − (1−ρ)^t$, as Adam does.
         start: A curvature h₀: the rate is then in units of the divisor at $v = h_0$, so that the first step from there
-            is $−ρ\hat g$, as gradient descent's (IVON).
+            is $−ρ\hat g$, as gradient descent's (IVON). `"measured"`: in units of the mean of the first divisor
+            that was measured (`Steps(measured=True)`), over the parameters that the data determine; h₀ = 1 where none
+            is.
     """
 
     damping: Any
@@ -90,15 +93,25 @@ class Scaling(eqx.Module):
     root: bool = eqx.field(static=True)
     debias: bool = eqx.field(static=True)
     by_prior: bool = eqx.field(static=True)
+    measured: bool = eqx.field(static=True)
 
     def __init__(
-        self, damping: Number | str = 0.0, *, root: bool = False, debias: bool = False, start: Number | None = None
+        self,
+        damping: Number | str = 0.0,
+        *,
+        root: bool = False,
+        debias: bool = False,
+        start: Number | str | None = None,
     ):
         if isinstance(damping, str) and damping != "prior":
             raise ValueError(f'damping= is a number or "prior", got {damping!r}.')
         self.by_prior = isinstance(damping, str)
         self.damping = 0.0 if isinstance(damping, str) else number(damping, "The damping")
-        self.start = None if start is None else number(start, "The curvature to start from")
+        if isinstance(start, str) and start != "measured":
+            raise ValueError(f'start= is a number or "measured", got {start!r}.')
+        self.measured = isinstance(start, str)
+        given = 1.0 if isinstance(start, str) else start
+        self.start = None if given is None else number(given, "The curvature to start from")
         self.root, self.debias = root, debias
 
     def first(self, precision: PyTree, size: Any, temperature: Any, prior: PyTree) -> PyTree:
@@ -118,7 +131,9 @@ class Scaling(eqx.Module):
         mixed = lambda v, h: v + jnp.asarray(fraction, v.dtype) * (h / jnp.asarray(size, v.dtype) - v)
         return jax.tree.map(mixed, v, curvature)
 
-    def divisor(self, size: Any, temperature: Any, prior: PyTree, v: PyTree, fraction: Any, count: Any) -> Divisor:
+    def divisor(
+        self, size: Any, temperature: Any, prior: PyTree, v: PyTree, fraction: Any, count: Any, unit: Any = None
+    ) -> Divisor:
         """What the mean's step divides by.
 
         Args:
@@ -128,10 +143,11 @@ class Scaling(eqx.Module):
             v: What `updated` returned.
             fraction: ρτ, how much of the precision this step replaces.
             count: How many steps were taken before this one.
+            unit: The measured divisor that the rate is in units of; None where that is the one at `start`.
         """
         correction = 1 - (1 - fraction) ** (count + 1.0) if self.debias else None
         damping, start = at(self.damping, count), None if self.start is None else at(self.start, count)
-        return Divisor(size, temperature, prior, v, damping, correction, start, self.root)
+        return Divisor(size, temperature, prior, v, damping, correction, start, unit, self.root)
 
     # Printed.
 
@@ -143,6 +159,8 @@ class Scaling(eqx.Module):
 
     @property
     def _first_divisor(self) -> str:
+        if self.measured:
+            return "c "
         return "" if self.start is None else f"({self._sum(format_number(self.start))}) "
 
     def formula(self, rate: str, gradient: str) -> str:
@@ -164,7 +182,30 @@ class Divisor(eqx.Module):
     damping: Any
     correction: Any
     start: Any
+    unit: Any
     root: bool = eqx.field(static=True)
+
+    def mean(self, precision: PyTree) -> Array:
+        """The harmonic mean of the divisors of the parameters that the data determine, to be the unit of the rate.
+
+        The weight v/(v + δ/N) is how far the data determine a parameter (MacKay's effective number of parameters is
+        their sum), so that one which no example depends on does not count. The mean is harmonic because the steps are
+        inverse to the divisors: an arithmetic one is that of the few largest, by which all others would take steps that
+        are too long. If all v are equal it is the divisor itself.
+        """
+        plain = dataclasses.replace(self, start=None, unit=None)
+        divisors = [leaf / jnp.asarray(self.size, leaf.dtype) for leaf in jax.tree.leaves(plain(precision))]
+        priors = [None] * len(divisors) if self.prior is None else jax.tree.leaves(self.prior)
+        kept = [None] * len(divisors) if self.v is None else jax.tree.leaves(self.v)
+        curvatures = [
+            v if v is not None else jnp.maximum(self.temperature * s - (0.0 if p is None else p), 0) / self.size
+            for s, p, v in zip(jax.tree.leaves(precision), priors, kept, strict=True)
+        ]
+        pairs = list(zip(curvatures, divisors, strict=True))
+        determined = sum((jnp.sum(v / d) for v, d in pairs), start=jnp.zeros(()))
+        inverse = sum((jnp.sum(v / d**2) for v, d in pairs), start=jnp.zeros(()))
+        everywhere = sum((jnp.sum(d) for d in divisors), start=jnp.zeros(())) / sum(d.size for d in divisors)
+        return jnp.where(inverse > 0, determined / jnp.where(inverse > 0, inverse, 1.0), everywhere)
 
     def __call__(self, precision: PyTree) -> PyTree:
         """What divides the gradient of the sum over N examples, for every entry of the new precision.
@@ -192,6 +233,8 @@ class Divisor(eqx.Module):
         else:
             divisor = s * cast(per_example)
         divisor = divisor + cast(self.damping)
+        if self.unit is not None:
+            return divisor * cast(self.size / jnp.where(self.unit == 0, 1.0, self.unit))
         if self.start is None:
             return divisor * cast(self.size)
         return divisor * (cast(self.size) / (self._scaled(cast(self.start), prior_share) + cast(self.damping)))

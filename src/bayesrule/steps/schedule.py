@@ -55,25 +55,40 @@ def at(value: Any, count: Any) -> Any:
     return value.schedule(count) if isinstance(value, Scheduled) else value
 
 
+class PrecisionRate(eqx.Module):
+    """What a precision's rate may be besides a number and a schedule: `Window`, which says how it is computed."""
+
+
 class Rates(eqx.Module):
     """Separate rates ρ for the mean and for the precision (section 4.2 of the paper).
 
     Args:
         mean: ρ₁, the rate of the mean: a number, or a schedule (a function of the step count).
-        precision: ρ₂, the rate of the precision. In a `dropout` whose keep probability is learnt, the rate of that.
+        precision: ρ₂, the rate of the precision, or a `Window` in epochs. In a `dropout` whose keep probability is
+            learnt, the rate of that.
     """
 
     mean: Any
     precision: Any
 
-    def __init__(self, mean: Number, precision: Number):
+    def __init__(self, mean: Number, precision: Number | PrecisionRate):
         self.mean = number(mean, "The mean's rate")
-        self.precision = number(precision, "The precision's rate")
+        if isinstance(precision, PrecisionRate | Scheduled):
+            self.precision = precision
+        elif isinstance(precision, str | None) or (isinstance(precision, eqx.Module) and not callable(precision)):
+            raise ValueError(
+                "The precision's rate is a number, a schedule (a function of the step count) or a Window in epochs, "
+                f"got a {type(precision).__name__}."
+            )
+        else:
+            self.precision = number(precision, "The precision's rate")
 
     @property
     def single(self) -> bool:
         """Whether mean and precision have one rate. Traced numbers cannot be compared, and count as one."""
         mean, precision = self.mean, self.precision
+        if isinstance(precision, PrecisionRate):
+            return False
         if isinstance(mean, Scheduled) or isinstance(precision, Scheduled):
             return getattr(mean, "schedule", mean) is getattr(precision, "schedule", precision)
         known = isinstance(mean, float | int) and isinstance(precision, float | int)

@@ -6,8 +6,10 @@ import dataclasses
 from typing import Any
 
 import equinox as eqx
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from .acceleration import Proposal
 from .scaling import Divisor
 from .schedule import Scalar
 
@@ -36,8 +38,20 @@ class Step(eqx.Module):
     """Whether to step in μ instead of λ."""
     retraction: bool = eqx.field(static=True, default=False)
     """Whether a Gaussian's precision moves to second order on the manifold of positive-definite matrices."""
+    retraction_weight: Any = None
+    """A factor of the retraction's second-order term; None for 1. It is 0 where the precision is replaced by a
+    measurement instead of moved along the manifold."""
+    gain: Any = None
+    """How much the whole step lowers the loss to first order, ρ⟨d, Fd⟩ of the natural gradient d. None where the loss
+    is not what the derivatives are those of (the delta method's ℓ̄(m)), or nobody asks."""
     divisor: Divisor | None = None
     """What divides the mean's gradient, where that is not the precision."""
+    proposal: Proposal | None = None
+    """A q to try before this step, where the steps are accelerated."""
+
+    def curved(self, term: Any) -> Any:
+        """The retraction's second-order term, times its weight."""
+        return term if self.retraction_weight is None else jnp.asarray(self.retraction_weight, term.dtype) * term
 
     def shortened(self, factor: Any) -> Step:
         """The same step with rates and momentum times `factor`: the displacement of λ shrinks by it."""

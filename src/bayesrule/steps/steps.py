@@ -7,9 +7,11 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 
+from .acceleration import Anderson
 from .scaling import GradientAverage, Scaling
 from .schedule import Number, Rates, Scheduled, at, equals, format_number, number
 from .sweep import Sweep
+from .window import Window
 
 _UNITS = {
     "natural": "the rule's own ρ",
@@ -31,7 +33,13 @@ class Steps(eqx.Module):
         reverse: Step in μ instead of λ: mirror descent in λ (the end of section 2.2).
         lazy: Online learning's lazy form: the gradients so far are summed and the sum is taken from the start,
             $λ_{t+1} = λ_1 − ρ_t\sum_{s≤t}∇_μ E_{q_s}ℓ_s$ (section 5.4).
+        acceleration: Tries a step that is extrapolated from the last ones before the plain one, where fits on all data
+            converge slowly: `Anderson()`.
         units: What the rates are: `"natural"` ρ itself, `"fraction"` ρτ, `"mean"` ρN.
+        measured: Start the precision from the curvature that the first batches have, in place of a number: the first
+            step only measures, at the mean, and from there on S is the average of what was measured until the window of
+            its rate is full. It takes a prior, without which a weight that no example depends on would have S = 0, and
+            a start from bare parameters; otherwise the precision starts as the family says.
     """
 
     rates: Rates
@@ -40,9 +48,11 @@ class Steps(eqx.Module):
     average: GradientAverage | None
     scaling: Scaling | None
     sweep: Sweep | None
+    acceleration: Anderson | None
     reverse: bool = eqx.field(static=True)
     lazy: bool = eqx.field(static=True)
     units: str = eqx.field(static=True)
+    measured: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -53,9 +63,11 @@ class Steps(eqx.Module):
         average: GradientAverage | None = None,
         scaling: Scaling | None = None,
         sweep: Sweep | None = None,
+        acceleration: Anderson | None = None,
         reverse: bool = False,
         lazy: bool = False,
         units: str = "natural",
+        measured: bool = False,
     ):
         if units not in _UNITS:
             raise ValueError(f"units= is one of {list(_UNITS)}, got {units!r}.")
@@ -76,25 +88,52 @@ class Steps(eqx.Module):
                 "The lazy form sums the gradients of losses seen one after another: it goes with temperature=0, and "
                 "without momentum, averaging or reverse."
             )
+        if acceleration is not None and (momentum, average, scaling, sweep, reverse, lazy) != (
+            *[None] * 4,
+            False,
+            False,
+        ):
+            raise ValueError(
+                "Anderson acceleration extrapolates plain steps of all of λ: it goes without momentum, averaging, "
+                "scaling, a sweep, the reverse and the lazy form."
+            )
         self.rates = rate if isinstance(rate, Rates) else Rates(rate, rate)
         self.temperature = number(temperature, "The temperature")
         self.momentum = None if momentum is None else number(momentum, "The momentum", high=1.0)
         self.average = average
         self.scaling = scaling
         self.sweep = sweep
+        self.acceleration = acceleration
         self.reverse = reverse
         self.lazy = lazy
         self.units = units
+        if measured and (units != "fraction" or reverse):
+            raise ValueError(
+                'A measured start replaces all of the precision in the first step: it goes with units="fraction" and '
+                "steps in λ."
+            )
+        if isinstance(self.rates.precision, Window) and units != "fraction":
+            raise ValueError('A Window is the fraction of the precision that a step replaces: give units="fraction".')
+        self.measured = measured
 
     @property
     def follows_temperature_schedule(self) -> bool:
         """Whether q's precision S = (Nv + δ)/τ is rescaled from step to step, because τ follows a schedule."""
         return self.units == "fraction" and isinstance(self.temperature, Scheduled)
 
-    def rates_at(self, count: Any, size: Any, temperature: Any) -> tuple[Any, Any]:
-        """ρ₁ for the mean and ρ₂ for the precision, in the rule's own units, at this step count."""
+    def rates_at(self, count: Any, size: Any, temperature: Any, share: Any = None) -> tuple[Any, Any]:
+        """ρ₁ for the mean and ρ₂ for the precision, in the rule's own units, at this step count.
+
+        Args:
+            count: How many steps were taken before.
+            size: N.
+            temperature: τ.
+            share: M/N, the part of the data in this step's batch, where that is known and a window may be used.
+        """
         unit = {"natural": 1.0, "fraction": temperature, "mean": size}[self.units]
-        mean, precision = (jnp.asarray(at(rate, count), float) for rate in (self.rates.mean, self.rates.precision))
+        window = self.rates.precision
+        forgotten = window.forgotten(share, count) if isinstance(window, Window) else at(window, count)
+        mean, precision = jnp.asarray(at(self.rates.mean, count), float), jnp.asarray(forgotten, float)
         if self.units == "natural":
             return mean, precision
         return mean if self._scaled_fraction else mean / unit, precision / unit
@@ -140,7 +179,11 @@ class Steps(eqx.Module):
             parts.append(f"τ = {format_number(self.temperature)}")
         if self.momentum is not None:
             parts.append(f"natural momentum γ = {format_number(self.momentum)} (eq:bayes_learn_rule_momentum)")
-        parts += [str(piece) for piece in (self.average, self.scaling, self.sweep) if piece is not None]
+        parts += [
+            str(piece) for piece in (self.average, self.scaling, self.sweep, self.acceleration) if piece is not None
+        ]
+        if self.measured:
+            parts.append("S starts from the first batches' curvature (ρ₂τ = 1/t)")
         if self.reverse:
             parts.append("in μ (mirror descent in λ, section 2.2)")
         if self.lazy:
