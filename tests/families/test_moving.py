@@ -226,3 +226,19 @@ def test_a_low_rank_gaussian_keeps_the_largest_directions():
     moved = q.moved(Step(jnp.zeros(3), Factored(jnp.zeros(3), rows), 1.0, 1.0, 1.0))
     np.testing.assert_allclose(jnp.abs(moved.factor[:, 0]), [3.0, 0.0, 0.0], atol=1e-12)
     np.testing.assert_allclose(moved.diagonal, [0.0, 4.0, 1.0], atol=1e-12)
+
+
+def test_the_distance_of_a_product_keeps_its_digits():
+    """In float32 λ·μ is 1e8 for means of 1e4, so that its differences say nothing of a step of 1e-2 deviations."""
+    shift = 1 / 64  # exact in float32 beside 1e4
+
+    def product(shift):
+        single = lambda x: jnp.asarray(x, jnp.float32)
+        block = lambda mean: blr.DiagonalGaussian(single(mean), single(jnp.full(np.shape(mean), 1 + shift)))
+        mixture = blr.Mixture(jnp.ones(2), block([[1e4, shift], [1e4, shift]]), learnt=False)
+        rate = blr.Gamma(single(2.0), single(3.0 + shift))
+        return blr.Product({"a": block([1e4 + shift, -1e4]), "b": rate, "c": mixture})
+
+    gaussian = 0.5 * shift**2 + 2 * 0.25 * shift**2  # ½ΔmᵀSΔm + ¼tr[(S⁻¹ΔS)²], in "a" and in each component of "c"
+    gamma = 0.5 * shift * (2 / 3 - 2 / (3 + shift))  # ½ΔλΔμ
+    np.testing.assert_allclose(product(0.0).distance(product(shift)), 2 * gaussian + gamma, rtol=1e-3)

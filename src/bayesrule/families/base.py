@@ -21,6 +21,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from ..numerics.coordinates import from_lower, to_vector
 from ..numerics.legendre import legendre
+from ..numerics.own_precision import OwnPrecision
 from ..numerics.random import Key
 from ..steps.needs import Need
 from ..steps.step import Step
@@ -77,12 +78,15 @@ HasStructure: TypeAlias = _ClassHasStructure | _MemberHasStructure
 """A q whose step takes a curvature, measured in the form of its `structure`."""
 
 
-class Family(eqx.Module):
+class Family(eqx.Module, metaclass=OwnPrecision):
     """A distribution q(θ) that the rule can move.
 
     θ is any pytree. Fields are arrays, pytrees of arrays, or static; a member never changes, a step makes a new one. A
     subclass must give `sample`, `log_prob`, `entropy`, `inside`, `moved` and, for `fit` to follow the bound,
     `decrement`. The other methods have defaults that suit families without a latent variable.
+
+    A member whose arrays are NumPy's in float64, as estimators hand them out, computes in float64 and returns NumPy
+    arrays, also where JAX's 64-bit mode is off.
     """
 
     label: ClassVar[str] = "Family"
@@ -268,6 +272,35 @@ class Family(eqx.Module):
             f"A fit that follows the bound asks how much there is still to gain, and {type(self).__name__} does not "
             "say: define decrement(step), ½⟨d, F d⟩ for the natural gradient d of the step."
         )
+
+    def distance(self, other: Any) -> Float[Array, ""]:
+        """½⟨Δ, FΔ⟩ for the displacement Δ of λ from this member to another one nearby, in nats.
+
+        Called after a step with momentum where `fit` has a tolerance, since its length does not follow from the
+        decrement.
+
+        Args:
+            other: a member of the same family.
+        """
+        raise ValueError(
+            f"A fit with momentum and a tolerance asks how far a step went, and {type(self).__name__} does not say: "
+            "define distance(other), ½⟨Δ, FΔ⟩ for the displacement Δ of λ."
+        )
+
+    def precision_matrices(self) -> tuple[Float[Array, "... P P"], ...]:
+        """The precisions, as dense matrices, that the step solves with; none by default.
+
+        Called once at the end of a fit with a tolerance: their condition numbers say what rounding has cost.
+        """
+        return ()
+
+    def cancellations(self) -> tuple[Float[Array, "..."], ...]:
+        """How many times larger than its result are the numbers that a variance is the difference of; none by default.
+
+        Called with `precision_matrices`: a variance that is the difference of numbers r times as large has the relative
+        error r·eps.
+        """
+        return ()
 
     def gradient_like(self) -> PyTree:
         """A pytree with the shapes and dtypes of a step's gradient; called to start its running average at 0."""
@@ -577,6 +610,34 @@ class ExponentialFamily(Family):
         """
         direction = self.direction(step)
         return 0.5 * jnp.sum(self.inner(direction, self.fisher_product(direction)))
+
+    def distance(self, other: Any) -> Float[Array, ""]:
+        """½⟨λ' − λ, μ' − μ⟩, half the sum of the divergences in both directions."""
+        natural = jax.tree.map(jnp.subtract, other.natural(), self.natural())
+        expectation = jax.tree.map(jnp.subtract, other.expectation(), self.expectation())
+        return jnp.abs(0.5 * jnp.sum(self.inner(natural, expectation)))
+
+    # Coordinates in which accelerated steps extrapolate (`steps.acceleration`).
+
+    def chart(self) -> PyTree:
+        """Coordinates of this member in which the rule's steps can be extrapolated; λ by default.
+
+        A family overrides it, and the three methods below with it, where other coordinates keep more digits or stay
+        inside Ω more easily.
+        """
+        return self.natural()
+
+    def at_chart(self, coordinates: PyTree) -> Self:
+        """The member with these coordinates, the inverse of `chart`; it need not lie in Ω."""
+        return self.with_natural(coordinates)
+
+    def chart_velocity(self, step: Step) -> PyTree:
+        """Minus the natural gradient of the step, in the coordinates of `chart`: where the rule goes, for ρ = 1."""
+        return jax.tree.map(jnp.negative, self.direction(step))
+
+    def chart_metric(self, vector: PyTree) -> PyTree:
+        """The Fisher information in the coordinates of `chart`, times a displacement of them."""
+        return self.fisher_product(vector)
 
     # Minimal coordinates: λ as one vector, with symmetric matrices on an orthonormal basis.
 

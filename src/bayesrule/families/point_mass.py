@@ -111,6 +111,9 @@ class Peak(ExponentialFamily):
     def inside(self, natural: PyTree | None = None) -> Bool[Array, "..."]:
         return self.of.inside(natural)
 
+    def precision_matrices(self) -> tuple[Array, ...]:
+        return self.of.precision_matrices()
+
     def log_prob(self, theta: PyTree) -> Float[Array, "..."]:
         raise ValueError("A point mass has no density: ask the family whose mode it is, q.of.log_prob(θ).")
 

@@ -17,6 +17,7 @@ from ..steps.step import Step
 from .base import ExponentialFamily
 from .gaussian.base import GaussianFamily
 from .gaussian.precision import DIAGONAL, NONE, GaussNewtonForms, Structure, T
+from .latent.mixture import Mixture
 
 
 class BlockStructure(Structure):
@@ -59,21 +60,26 @@ class Product(ExponentialFamily):
     ([2.0, 0.5], ())
 
     Args:
-        blocks: the families by name.
+        blocks: the families by name; a block may also be a `Mixture` of Gaussians.
     """
 
-    blocks: dict[str, ExponentialFamily]
+    blocks: dict[str, Any]
     separate_rates: ClassVar[bool] = True
     label: ClassVar[str] = "Exponential family (mean-field)"
     meaning: ClassVar[str] = "q(θ) = Π_j q_j(θ_j), each an exponential family  (section 5.3)"
     update: ClassVar[str] = "λ_j ← (1 − ρτ)λ_j + ρ Σ_i ∇_{μ_j} E_q log f_i  (eq:blr_global)"
 
-    def __init__(self, blocks: Mapping[str, ExponentialFamily]):
-        wrong = [name for name, block in blocks.items() if not isinstance(block, ExponentialFamily)]
+    def __init__(self, blocks: Mapping[str, Any]):
+        wrong = [name for name, block in blocks.items() if not isinstance(block, ExponentialFamily | Mixture)]
         if wrong or not blocks:
             found = f"others under {wrong}" if wrong else "none"
-            raise ValueError(f"Product needs a dict of exponential families by name, got {found}.")
+            raise ValueError(f"Product needs a dict of exponential families by name, or mixtures, got {found}.")
         self.blocks = {name: blocks[name] for name in sorted(blocks)}
+
+    @property
+    def has_mixtures(self) -> bool:
+        """Whether a block is a mixture, so that the entropy has no closed form."""
+        return any(block.is_mixture for block in self.blocks.values())
 
     def __getitem__(self, name: str) -> Any:
         """A block."""
@@ -119,7 +125,7 @@ class Product(ExponentialFamily):
         """Σ over the blocks and their batch axes; the axes before those (of samples) stay."""
         total: Any = 0.0
         for name, block in self.blocks.items():
-            batch = jax.eval_shape(lambda q: q.log_partition(q.natural()), block).shape
+            batch = () if block.is_mixture else jax.eval_shape(lambda q: q.log_partition(q.natural()), block).shape
             value = jnp.asarray(values[name])
             value = jnp.broadcast_to(value, jnp.broadcast_shapes(value.shape, batch))
             total = total + jnp.sum(value, axis=tuple(range(-len(batch), 0)))
@@ -174,6 +180,9 @@ class Product(ExponentialFamily):
 
     def entropy(self) -> Float[Array, ""]:
         return self._summed(self._each("entropy"))
+
+    def joint_entropy(self) -> Float[Array, ""]:
+        return self._summed(self._each("joint_entropy")) if self.has_mixtures else self.entropy()
 
     def kl(self, other: Any) -> Float[Array, ""]:
         if not isinstance(other, Product) or other.blocks.keys() != self.blocks.keys():
@@ -235,6 +244,18 @@ class Product(ExponentialFamily):
     def direction(self, step: Step) -> dict[str, PyTree]:
         return self._each("direction", self._steps(step))
 
+    def chart(self) -> dict[str, PyTree]:
+        return self._each("chart")
+
+    def at_chart(self, coordinates: dict[str, PyTree]) -> Self:
+        return type(self)(self._each("at_chart", coordinates))
+
+    def chart_velocity(self, step: Step) -> dict[str, PyTree]:
+        return self._each("chart_velocity", self._steps(step))
+
+    def chart_metric(self, vector: dict[str, PyTree]) -> dict[str, PyTree]:
+        return self._each("chart_metric", vector)
+
     def moved(self, step: Step) -> Self:
         return type(self)(self._each("moved", self._steps(step)))
 
@@ -244,5 +265,15 @@ class Product(ExponentialFamily):
 
         return type(self)({name: of(block) for name, block in self.blocks.items()})
 
+    def precision_matrices(self) -> tuple[Array, ...]:
+        return tuple(matrix for block in self.blocks.values() for matrix in block.precision_matrices())
+
+    def cancellations(self) -> tuple[Array, ...]:
+        return tuple(ratio for block in self.blocks.values() for ratio in block.cancellations())
+
     def decrement(self, step: Step) -> Float[Array, ""]:
         return jnp.asarray(sum(self._each("decrement", self._steps(step)).values(), start=0.0))
+
+    def distance(self, other: Any) -> Float[Array, ""]:
+        """The sum of the blocks' distances, of which a Gaussian's keeps its digits where means are far from 0."""
+        return jnp.asarray(sum(self._each("distance", other.blocks).values(), start=0.0))

@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 
 from ..numerics.trees import wide
 from .base import Family
+from .gaussian.diagonal import DiagonalGaussian
 from .gaussian.precision import Structure
 from .latent.mixture import Mixture
 from .latent.spike_slab import SpikeSlab
@@ -24,13 +25,15 @@ class Start(eqx.Module):
 
     From bare parameters the member is `kind.around(params, S₀, **hyperparameters, **choices)`. The initial precision S₀
     is `precision`; with `per_example` and `prior` it is (N · precision + δ)/τ, with the number of examples N, the
-    prior's precision δ and the temperature τ, because the posterior's precision is of that size.
+    prior's precision δ and the temperature τ, because the posterior's precision is of that size. With `measured` it is
+    the prior's, δ/τ, where the prior is a proper one: the first step measures the rest.
 
     Args:
         kind: the family's class.
         precision: S₀, one number or a pytree like the parameters.
         per_example: whether `precision` is the curvature of the mean loss, so that it is multiplied by N.
         prior: whether the prior's precision is added, and the sum divided by the temperature.
+        measured: whether the first step replaces the initial precision by what it measures (`Steps(measured=True)`).
         hyperparameters: arguments of `around` that are traced (a change does not recompile), such as a skew.
         point_masses: names of blocks of a product that are read at their mode; () for all that are not local, None
             for none.
@@ -43,6 +46,7 @@ class Start(eqx.Module):
     choices: tuple[tuple[str, Any], ...] = eqx.field(static=True)
     per_example: bool = eqx.field(static=True)
     prior: bool = eqx.field(static=True)
+    measured: bool = eqx.field(static=True)
     point_masses: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(
@@ -52,12 +56,13 @@ class Start(eqx.Module):
         *,
         per_example: bool = False,
         prior: bool = False,
+        measured: bool = False,
         hyperparameters: dict[str, Any] | None = None,
         point_masses: tuple[str, ...] | None = None,
         **choices: Any,
     ):
         self.kind, self.precision = kind, precision
-        self.per_example, self.prior, self.point_masses = per_example, prior, point_masses
+        self.per_example, self.prior, self.measured, self.point_masses = per_example, prior, measured, point_masses
         self.hyperparameters = {} if hyperparameters is None else hyperparameters
         self.choices = tuple(sorted(choices.items()))
 
@@ -98,7 +103,7 @@ class Start(eqx.Module):
         """
         if given is None:
             raise ValueError("This algorithm needs a start: pass parameters, or a member of its family.")
-        if isinstance(given, dict) and given and all(isinstance(block, Family) for block in given.values()):
+        if isinstance(given, dict) and self.is_member(given):
             given = Product(given)
         if isinstance(given, Product) and self.point_masses is not None:
             given = self._with_blocks_at_mode(given, objective)
@@ -124,6 +129,13 @@ class Start(eqx.Module):
         precision = self._initial_precision(one_member, objective, temperature)
         return self.kind.around(params, precision, **self.hyperparameters, **dict(self.choices))
 
+    @staticmethod
+    def is_member(given: PyTree) -> bool:
+        """Whether a start is a member of a family, or a dict of members, and not bare parameters."""
+        is_family = lambda value: isinstance(value, Family)
+        blocks = given.values() if isinstance(given, dict) else ()
+        return is_family(given) or (len(blocks) > 0 and all(map(is_family, blocks)))
+
     def _initial_precision(self, params: PyTree, objective: Any, temperature: Any) -> Any:
         """S₀, for the parameters of one member."""
         if not (self.per_example or self.prior):
@@ -138,7 +150,10 @@ class Start(eqx.Module):
                 "At a temperature of 0 this q would start with an infinite precision: let the schedule begin above 0, "
                 "for example at 0.01."
             )
-        precision = jax.tree.map(lambda h: h * (objective.size if self.per_example else 1), self.precision)
+        # Of a number the first measurement replaces nothing is left but its rounding error, so that it should be small.
+        is_prior = self.measured and objective.regularizer.normalized(DiagonalGaussian(params))
+        factor = 0.0 if is_prior else objective.size if self.per_example else 1
+        precision = jax.tree.map(lambda h: h * factor, self.precision)
         if not self.prior:
             return precision
         prior_precision = objective.regularizer.precision(params)
@@ -151,7 +166,7 @@ class Start(eqx.Module):
 
     def of(self, kind: type[Family]) -> Start:
         """Another family with the same initial precision; if it is `Mixture`, a mixture of this one."""
-        options: dict[str, Any] = {"per_example": self.per_example, "prior": self.prior}
+        options: dict[str, Any] = {"per_example": self.per_example, "prior": self.prior, "measured": self.measured}
         if issubclass(kind, Mixture):
             options["component"] = self.part
         return Start(kind, self.precision, **options)
@@ -184,7 +199,8 @@ class Start(eqx.Module):
     def dropped(self, keep: Any, **choices: Any) -> Start:
         """The spike-and-slab mixture whose slab is this family: dropout with this keep probability."""
         hyperparameters = self.hyperparameters | {"keep": keep}
-        options = {"per_example": self.per_example, "prior": self.prior, "hyperparameters": hyperparameters}
+        options = {"per_example": self.per_example, "prior": self.prior, "measured": self.measured}
+        options |= {"hyperparameters": hyperparameters}
         return Start(SpikeSlab, self.precision, slab=self.kind, **options, **dict(self.choices) | choices)
 
     def __repr__(self) -> str:

@@ -8,6 +8,7 @@ from numpy.testing import assert_allclose
 
 import bayesrule as blr
 from bayesrule.families.sites import kalman
+from bayesrule.steps.step import Step
 
 STATES = 3
 
@@ -195,3 +196,16 @@ def test_bad_chains():
         blr.GaussianChain(trend(float, 1.0))
     with pytest.raises(ValueError, match="of shapes"):
         blr.GaussianChain(trend(float, 1.0), 5, (np.zeros(4), np.zeros(5)))
+
+
+def test_the_decrement_is_that_of_the_fisher_information():
+    """½⟨d, Fd⟩ of a short natural gradient d, with F = ∇²A by differentiation of the smoother."""
+    rng = np.random.default_rng(4)
+    q = blr.GaussianChain(system("numbers", 6, rng), 6).with_natural(
+        tuple(jnp.asarray(x) for x in sites("numbers", 6, rng))
+    )
+    gradient = tuple(1e-4 * jnp.asarray(rng.normal(size=6)) for _ in range(2))
+    step = Step(gradient, None, 1.0, 1.0, 0.0)
+    direction = q.direction(step)
+    image = jax.jvp(lambda n: q.with_natural(n).expectation(), (q.natural(),), (direction,))[1]
+    assert_allclose(q.decrement(step), 0.5 * q.inner(direction, image), rtol=1e-2)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ...numerics.random import Key, normal
+from ...steps.step import Step
 from ..base import Family
 from .precision import Structure
 
@@ -94,6 +95,11 @@ class GaussianFamily(Family):
     @abstractmethod
     def prior_trace(self, other: GaussianFamily) -> Float[Array, "..."]:
         """tr(SC) with the covariance C of another Gaussian over the same θ, for KL and cross-entropy."""
+
+    def distance(self, other: Any) -> Float[Array, ""]:
+        """½ ΔmᵀSΔm + ¼ tr[(S⁻¹ΔS)²]: the decrement of a step whose natural gradient is the displacement."""
+        push = self.times(jax.tree.map(jnp.subtract, other.mean, self.mean))
+        return self.decrement(Step(push, getattr(other, "precision", None), 1.0, 1.0, 1.0))
 
     def added(self, first: Any, second: Any) -> Any:
         return self.structure.add(first, second)

@@ -200,7 +200,7 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
             change = jnp.asarray(step.precision_rate, s.dtype) * (h - jnp.asarray(step.temperature, s.dtype) * s)
             if step.momentum is not None:
                 change = change + jnp.asarray(step.momentum, s.dtype) * (s - before)
-            return s + change + 0.5 * change**2 / s if step.retraction else s + change
+            return s + change + step.curved(0.5 * change**2 / s) if step.retraction else s + change
 
         def mean_leaf(m: Array, divisor: Array, g: Array) -> Array:
             return (m - jnp.asarray(step.rate, divisor.dtype) * g / divisor).astype(m.dtype)
@@ -219,6 +219,24 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
                 precision,
             )
         return eqx.tree_at(lambda q: (q.mean, q.precision), self, (mean, precision))
+
+    def chart(self) -> tuple[PyTree, PyTree]:
+        """(m, s): differences of s∘m would lose the digits of a mean that is many standard deviations from 0."""
+        return self.mean, self.precision
+
+    def at_chart(self, coordinates: tuple[PyTree, PyTree]) -> Self:
+        return eqx.tree_at(lambda q: (q.mean, q.precision), self, coordinates)
+
+    def chart_velocity(self, step: Step) -> tuple[PyTree, PyTree]:
+        """(−g/s, h − τs)."""
+        mean = jax.tree.map(lambda g, s: (-g / s).astype(s.dtype), step.gradient, self.precision)
+        change = lambda h, s: h - jnp.asarray(step.temperature, s.dtype) * s
+        return mean, jax.tree.map(change, step.curvature, self.precision)
+
+    def chart_metric(self, vector: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
+        """(s dm, ½ ds/s²)."""
+        mean = jax.tree.map(jnp.multiply, self.precision, vector[0])
+        return mean, jax.tree.map(lambda s, d: 0.5 * d / s**2, self.precision, vector[1])
 
     def with_scaled_precision(self, factor: Any) -> Self:
         precision = jax.tree.map(lambda s: jnp.asarray(factor, s.dtype) * s, self.precision)

@@ -231,7 +231,7 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         precision = self.precision + change
         if step.retraction:
             half = linalg.solve_triangular(jnp.linalg.cholesky(self.precision), change, lower=True)
-            precision = precision + 0.5 * jnp.swapaxes(half, -1, -2) @ half
+            precision = precision + step.curved(0.5 * jnp.swapaxes(half, -1, -2) @ half)
         natural_change = -rate * self._vector(step.gradient)
         if step.momentum is not None:
             momentum = jnp.asarray(step.momentum, dtype)
@@ -247,12 +247,15 @@ class Gaussian(GaussianFamily, ExponentialFamily):
 
     def decrement(self, step: Step) -> Float[Array, ""]:
         """½ gᵀS⁻¹g + ¼ tr[(S⁻¹(H − τS))²]."""
-        # This uses the covariance, which a step computes anyway, and no further triangular solves.
+        # This uses the covariance, which a step computes anyway, and no further triangular solves. H − τS is formed
+        # first: S⁻¹H − τI would have the rounding errors of S⁻¹ in it even where H and τS are equal.
         covariance, gradient = self.covariance(), self._vector(step.gradient)
-        change = covariance @ step.curvature
-        change = change - jnp.asarray(step.temperature, change.dtype) * jnp.eye(change.shape[-1], dtype=change.dtype)
+        change = covariance @ (step.curvature - jnp.asarray(step.temperature, covariance.dtype) * self.precision)
         squares = jnp.sum(gradient * _matvec(covariance, gradient))
         return 0.5 * squares + 0.25 * jnp.sum(change * jnp.swapaxes(change, -1, -2))
+
+    def precision_matrices(self) -> tuple[Float[Array, "... P P"], ...]:
+        return (self.precision,)
 
 
 def _covariance_change(shift: tuple[Array, Array], mean: Float[Array, "... P"]) -> Float[Array, "... P P"]:

@@ -171,9 +171,12 @@ class SharedGaussian(ExponentialFamily):
     def decrement(self, step: Step) -> Float[Array, ""]:
         """½ Σ_n g_nᵀS⁻¹g_n + (N/4) tr[(S⁻¹(H − τS))²]."""
         (slope, curvature), covariance = self._slopes(step), self.covariance()
-        change = covariance @ curvature
-        change = change - jnp.asarray(step.temperature, change.dtype) * jnp.eye(change.shape[-1], dtype=change.dtype)
+        # H − τS is formed first, so that the rounding errors of S⁻¹ do not count where H and τS are equal.
+        change = covariance @ (curvature - jnp.asarray(step.temperature, covariance.dtype) * self.precision)
         return 0.5 * jnp.sum(_times(slope, covariance) * slope) + 0.25 * self.count * jnp.sum(change * change.mT)
+
+    def precision_matrices(self) -> tuple[Matrix, ...]:
+        return (self.precision,)
 
     # Coordinates: both parts of λ have two axes, and with `ranks` of (2, 2) both would be taken for symmetric matrices.
 

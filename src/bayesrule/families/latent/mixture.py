@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 import equinox as eqx
 import jax
@@ -22,8 +22,17 @@ from ..gaussian.base import GaussianFamily
 from ..gaussian.precision import FULL, Structure
 
 
+class Parts(NamedTuple):
+    """λ, μ or a gradient of the joint q(θ, z): of the components along a leading axis, and of the choice z."""
+
+    components: PyTree
+    choice: PyTree
+
+
 class Mixture(Family):
     r"""$q(θ) = \sum_k π_k q_k(θ)$ with components of one exponential family.
+
+    It is the q of a rule of its own, whose objective is a function of θ, or a block of a `Model` (`cvi`, `ncvmp`).
 
     The Fisher information of q may be singular, so the rule moves the joint q(θ, z), a minimal conditional exponential
     family with λ = (λ_1, …, λ_K, logits of π) (`eq:BLRmix`). With $r_k = q(z = k | θ)$ the responsibility, $\log q =
@@ -49,6 +58,8 @@ class Mixture(Family):
     meaning: ClassVar[str] = "q(θ) = Σ_k π_k q_k(θ), moved as the joint q(θ, z)  (eq:BLRmix)"
     update: ClassVar[str] = "λ_k ← (1 − ρτ)λ_k − ρ ∇_{μ_k} E_{q_k}[ℓ̄ − τ log r_k]  (eq:exp-von1, eq:exp-von2)"
     is_mixture: ClassVar[bool] = True
+    prior_is_base_measure: ClassVar[bool] = False
+    reparameterized: ClassVar[bool] = False
     needs: ClassVar[tuple[Need, ...]] = (
         (
             lambda p: p.plain_coordinates,
@@ -227,7 +238,12 @@ class Mixture(Family):
         return jax.tree.map(lambda x: x.reshape(*shape, *x.shape[1:]), draws)
 
     def moved(self, step: Step) -> Self:
-        raise ValueError("A mixture is moved a component at a time, with its responsibilities: use rule.step.")
+        """As a block of a model: every component by its own step, and the distribution of z."""
+        if not isinstance(step.gradient, Parts):
+            raise ValueError("A mixture is moved a component at a time, with its responsibilities: use rule.step.")
+        components = self.each(lambda c, g, h: c.moved(_own(step, g, h)), step.gradient.components, step.curvature)
+        choice = self.choice.moved(self._choice_step(step)) if self.learnt else self.choice
+        return self.with_parts(components, choice)
 
     def chosen(self, step: Step) -> Categorical:
         """The distribution of z after a step.
@@ -240,8 +256,85 @@ class Mixture(Family):
         gradient = self.choice.enumerated_gradient(step.gradient, None)
         return self.choice.moved(dataclasses.replace(step, gradient=gradient, curvature=None))
 
-    def inside(self) -> Bool[Array, ""]:
-        return jnp.all(self.each(lambda c: jnp.all(c.inside()))) & self.choice.inside()
+    def inside(self, natural: Parts | None = None) -> Bool[Array, ""]:
+        q = self if natural is None else self.with_natural(natural)
+        return jnp.all(q.each(lambda c: jnp.all(c.inside()))) & q.choice.inside()
+
+    # As a block of a model: the joint q(θ, z) with λ = (λ_1, …, λ_K, logits) and the expectations (μ_1, …, μ_K, π). Its
+    # Fisher information is block diagonal, with the block π_k F_k for component k.
+
+    def mode(self) -> PyTree:
+        """A mixture has no closed form for its mode, so that it is not read there."""
+        raise ValueError(
+            "A Mixture has no closed form for its mode, so it cannot be read there: name the other blocks, for example "
+            "em('noise'), or use ncvmp()."
+        )
+
+    def natural(self) -> Parts:
+        """(λ_1, …, λ_K) along a leading axis, and the natural parameter of the choice z."""
+        return Parts(self.each(lambda c: c.natural()), self.choice.natural())
+
+    def with_natural(self, natural: Parts) -> Self:
+        """The mixture with this λ."""
+        components = self.each(lambda c, x: c.with_natural(x), natural.components)
+        return self.with_parts(components, self.choice.with_natural(natural.choice))
+
+    def expectation(self) -> Parts:
+        """(μ_1, …, μ_K) along a leading axis, and π without its last entry."""
+        return Parts(self.each(lambda c: c.expectation()), self.choice.expectation())
+
+    def inner(self, natural: Parts, statistics: Parts) -> Float[Array, ""]:
+        """Σ_k π_k ⟨λ_k, μ_k⟩ + ⟨logits, π⟩, for displacements: the weights are those of this member."""
+        own = self.average(self.each(lambda c, a, b: jnp.sum(c.inner(a, b)), natural.components, statistics.components))
+        return own + self.choice.inner(natural.choice, statistics.choice)
+
+    def constant_base(self) -> bool:
+        """Whether the base measure of the components is constant."""
+        return self.component_prototype.constant_base()
+
+    def _symmetric(self, tree: Parts) -> Parts:
+        return Parts(self.each(lambda c, x: c._symmetric(x), tree.components), tree.choice)
+
+    def derivatives(self, natural_gradient: Parts) -> tuple[Parts, Any]:
+        """The gradients and curvatures of the components' steps, and the gradient of the choice's.
+
+        Args:
+            natural_gradient: the derivatives of E_q ℓ̄ in μ_k, which have the factor π_k, and in π.
+        """
+
+        def one(component: Any, weight: Array, slope: PyTree) -> tuple[PyTree, Any]:
+            return component.derivatives(jax.tree.map(lambda x: x / weight.astype(x.dtype), slope))
+
+        # A component without weight has no message; it stays where it is instead of becoming NaN.
+        weights = jnp.maximum(self.weights, jnp.finfo(self.weights.dtype).tiny)
+        gradients, curvatures = self.each(one, weights, natural_gradient.components)
+        return Parts(gradients, natural_gradient.choice), curvatures
+
+    def added(self, first: Any, second: Any) -> Any:
+        return self.each(lambda c, a, b: c.added(a, b), first, second)
+
+    def _choice_step(self, step: Step) -> Step:
+        """The step of z: its gradient has the components' entropies H(q_k), which the joint's entropy averages."""
+        entropies = self.each(lambda c: jnp.sum(c.joint_entropy()))
+        pull = jnp.asarray(step.temperature, entropies.dtype) * self.choice.enumerated_gradient(entropies, None)
+        return _own(step, step.gradient.choice - pull, None)
+
+    def decrement(self, step: Step) -> Float[Array, ""]:
+        """½⟨d, F d⟩ of the joint: Σ_k π_k times the components' decrements, and that of the choice."""
+        own = self.each(lambda c, g, h: c.decrement(_own(step, g, h)), step.gradient.components, step.curvature)
+        return self.average(own) + (self.choice.decrement(self._choice_step(step)) if self.learnt else 0.0)
+
+    def distance(self, other: Any) -> Float[Array, ""]:
+        """½⟨Δ, FΔ⟩ of the joint: Σ_k π_k times the components' distances, and that of the choice."""
+        own = self.each(lambda c, d: c.distance(d), other.components)
+        return self.average(own) + self.choice.distance(other.choice)
+
+    def frozen_log_responsibility(self, index: Int[Array, ""], theta: PyTree) -> Float[Array, "..."]:
+        """log r_k(θ) as a function of θ alone: the derivative of E log r_z in q's own parameters within r is 0."""
+        return jax.lax.stop_gradient(self).log_responsibilities(theta)[..., index]
+
+    def precision_matrices(self) -> tuple[Array, ...]:
+        return self.components.precision_matrices()
 
     def with_scaled_precision(self, factor: Any) -> Self:
         return self.with_parts(self.each(lambda c: c.with_scaled_precision(factor)), self.choice)
@@ -278,6 +371,11 @@ class Responsibility(eqx.Module):
         score_variance = self.mixture._score_variance(responsibilities, slopes, score, structure)
         hessian = structure.add(score_variance, structure.average(differences, responsibilities))
         return self(theta), gradient, hessian
+
+
+def _own(step: Step, gradient: PyTree, curvature: Any) -> Step:
+    """The step with the derivatives of one component, or of the choice."""
+    return dataclasses.replace(step, gradient=gradient, curvature=curvature)
 
 
 def _stack(components: Any, count: int) -> ExponentialFamily:

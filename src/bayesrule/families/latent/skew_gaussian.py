@@ -185,6 +185,9 @@ class SkewGaussian(ConditionalFamily):
         new_skew = jax.tree.map(descend, self.skew, moved.solve(skew))
         return eqx.tree_at(lambda q: (q.core, q.skew), self, (moved, new_skew))
 
+    def precision_matrices(self) -> tuple[Float[Array, "P P"], ...]:
+        return self.core.precision_matrices()
+
     def decrement(self, step: Step) -> Float[Array, ""]:
         """A Gaussian's for g, and ½(1−c²) d^⊤S⁻¹d for d = (g_u − cg)/(1−c²), in the Fisher information of q(θ, u)."""
         gradient, (_, skew) = step.gradient["location"], self._natural_gradients(step.gradient)

@@ -176,18 +176,26 @@ class SpikeSlab(Family):
     def _slab_step(self, step: Step) -> Step:
         return dataclasses.replace(step, gradient=step.gradient["slab"]) if self.learnt else step
 
+    def _keep_direction(self, step: Step) -> PyTree:
+        """∇_{μ_z}E_qℓ̄ + τ(κ − κ₀), the natural gradient of each κ."""
+
+        def leaf(keep: Array, initial: Array, slope: Array) -> Array:
+            return slope.astype(keep.dtype) + jnp.asarray(step.temperature, keep.dtype) * (
+                _logit(keep) - _logit(initial)
+            )
+
+        return jax.tree.map(leaf, self.keep, self.initial_keep, step.gradient["keep"])
+
     def moved(self, step: Step) -> Self:
         slab = self.slab.moved(self._slab_step(step))
         if not self.learnt:
             return eqx.tree_at(lambda q: q.slab, self, slab)
 
-        def leaf(keep: Array, initial: Array, slope: Array) -> Array:
-            logit = _logit(keep)
-            direction = slope.astype(keep.dtype) + jnp.asarray(step.temperature, keep.dtype) * (logit - _logit(initial))
-            new = jax.nn.sigmoid(logit - jnp.asarray(step.precision_rate, keep.dtype) * direction)
+        def leaf(keep: Array, direction: Array) -> Array:
+            new = jax.nn.sigmoid(_logit(keep) - jnp.asarray(step.precision_rate, keep.dtype) * direction)
             return jnp.where((keep > 0) & (keep < 1), new, keep)  # a layer without dropout stays one
 
-        keep = jax.tree.map(leaf, self.keep, self.initial_keep, step.gradient["keep"])
+        keep = jax.tree.map(leaf, self.keep, self._keep_direction(step))
         return eqx.tree_at(lambda q: (q.slab, q.keep), self, (slab, keep))
 
     def with_scaled_precision(self, factor: Any) -> Self:
@@ -196,8 +204,31 @@ class SpikeSlab(Family):
     def trace(self, curvature: Any) -> Float[Array, ""]:
         return self.slab.trace(curvature)
 
+    def precision_matrices(self) -> tuple[Array, ...]:
+        return self.slab.precision_matrices()
+
     def decrement(self, step: Step) -> Float[Array, ""]:
-        return self.slab.decrement(self._slab_step(step))
+        """That of the slab, and with `learnt` that of the masks z."""
+        own = self.slab.decrement(self._slab_step(step))
+        return own + self._length_of_logits(self._keep_direction(step)) if self.learnt else own
+
+    def distance(self, other: Any) -> Float[Array, ""]:
+        """That of the slabs, and with `learnt` that of the masks z."""
+        own = self.slab.distance(other.slab)
+        if not self.learnt:
+            return own
+        change = jax.tree.map(lambda new, old: _logit(new) - _logit(old), other.keep, self.keep)
+        return own + self._length_of_logits(change)
+
+    def _length_of_logits(self, change: PyTree) -> Float[Array, ""]:
+        """½⟨d, Fd⟩ of a displacement d of κ: the n masks of a layer share it, and F = nπ₁(1 − π₁)."""
+
+        def leaf(m: Array, keep: Array, d: Array) -> Array:
+            count = m.shape[-2] if m.ndim > 1 else 0
+            moves = (keep > 0) & (keep < 1)  # The logit of a layer without dropout is infinite and does not move.
+            return 0.5 * count * keep * (1 - keep) * jnp.where(moves, d, 0.0) ** 2
+
+        return sum(jax.tree.leaves(jax.tree.map(leaf, self.slab.mean, self.keep, change)), start=jnp.zeros(()))
 
     def inside(self) -> Bool[Array, ""]:
         proper = [jnp.all((k > 0) & (k <= 1)) for k in jax.tree.leaves(self.keep)]

@@ -140,6 +140,9 @@ class StudentT(ConditionalFamily):
     def moved(self, step: Step) -> Self:
         return eqx.tree_at(lambda q: q.core, self, self.core.moved(step))
 
+    def precision_matrices(self) -> tuple[Float[Array, "P P"], ...]:
+        return self.core.precision_matrices()
+
     def decrement(self, step: Step) -> Float[Array, ""]:
         """The Gaussian's, because the Fisher information of q(θ, w) in (m, S) is a Gaussian's."""
         return self.core.decrement(step)

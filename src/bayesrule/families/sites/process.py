@@ -106,6 +106,10 @@ class GaussianProcess(SitedGaussian):
         noise = jax.random.normal(key, (*shape, *self.mean.shape), self.mean.dtype)
         return self.mean + noise @ jnp.linalg.cholesky(with_jitter(self.covariance())).mT
 
+    def cancellations(self) -> tuple[Vector, ...]:
+        """K_nn/V_nn, because the variances are V = K − Gᵀ sign(κ) G."""
+        return (jnp.diagonal(self.prior) / self.variance,)
+
     def decrement(self, step: Step) -> Float[Array, ""]:
         """½[gᵀVg + ½ Σ_{nm} dκ_n V_nm² dκ_m], with g = dν − dκ∘m.
 
