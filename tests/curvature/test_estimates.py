@@ -363,11 +363,30 @@ def test_fisher_in_place_of_the_losss_hessian():
     close(ours, measured(blr.GeneralizedGaussNewton(), blr.Delta(), FULL, GENERIC), 1e-13)
 
 
+@pytest.mark.parametrize("points", [blr.MonteCarlo(3), blr.Quadrature(2)], ids=repr)
+def test_stein_s_curvature_of_several_linear_outputs_is_symmetric(points):
+    """The average of Cov(f)⁻¹(f − E f)∇ℓᵀ over few points is not, and a precision must be."""
+    softmax = lambda f, y: jax.nn.logsumexp(f * jnp.array([1.0, 2.0, -1.5])) - f[0] * y
+    outputs = lambda w, x: jnp.stack([x @ w, x[0] * w[1] - 0.3 * w[0], x[1] * w[0] + w[1]])
+    several = blr.Objective(softmax, output=outputs, size=SIZE, linear=True)
+    matrix = np.asarray(measured(blr.Stein(), points, FULL, several, jax.random.key(0) if points.random else None)[2])
+    assert abs(matrix[0, 1]) > 1e-2
+    np.testing.assert_allclose(matrix, matrix.T, rtol=1e-12)
+
+
 def test_absolute_diagonal():
     """Σᵢ |∇²_jj ℓᵢ| over examples (eq:dhess_update); |∇²_jj f| of a plain function."""
     diagonals = np.asarray(jax.jit(jax.vmap(lambda x, y: jnp.diag(jax.hessian(by_example)(MEAN, (x, y)))))(*DATA))
     actual = measured(blr.HessianDiagonal(absolute=True), blr.Delta(), DIAGONAL, EXAMPLES)
     close(actual[2], SIZE / 5 * np.abs(diagonals).sum(0), 1e-13)
+    # Examples whose curvatures have opposite signs, which cancel in the sum but not in the sum of absolute values.
+    signed = lambda t, example: (2 * example[1] - 1) * jnp.sum(jnp.cosh(example[0] * t))
+    x, y = np.asarray(X), np.asarray(Y)
+    curvatures = (2 * y - 1)[:, None] * x**2 * np.cosh(x * np.asarray(MEAN))
+    assert np.any(curvatures < 0)
+    assert np.any(curvatures > 0)
+    opposite = measured(blr.HessianDiagonal(absolute=True), blr.Delta(), DIAGONAL, blr.Objective(signed, size=SIZE))
+    close(opposite[2], SIZE / 5 * np.abs(curvatures).sum(0), 1e-13)
     concave = as_objective(lambda t: -jnp.sum(t**4))
     actual = measured(blr.HessianDiagonal(absolute=True), blr.Delta(), DIAGONAL, concave)
     close(actual[2], 12 * MEAN**2, 1e-13)
@@ -417,3 +436,18 @@ def test_stein_with_outputs_that_depend_on_each_other():
         measured = jax.jit(lambda q, data, rule=rule: measure(rule, objective, q, data, None, None))
         actual[type(curvature)] = measured(q, (x, jnp.ones((6, 2))))
     np.testing.assert_allclose(actual[blr.Stein].curvature, actual[blr.Hessian].curvature, rtol=1e-6)
+
+
+@pytest.mark.parametrize("curvature", [blr.GaussNewton(), blr.GeneralizedGaussNewton()], ids=repr)
+@pytest.mark.parametrize("family", [blr.DiagonalGaussian, blr.Gaussian])
+def test_a_mini_batch_counts_n_over_m_times(family, curvature):
+    """The curvature of two rows of six is three times that of the two rows by themselves."""
+    loss, output = lambda f, y: 0.5 * (f - y) ** 2 + 0.1 * f**4, lambda w, x: jnp.tanh(x @ w)
+    batch = jnp.array([[1.0, -0.5], [0.3, 2.0]]), jnp.array([0.2, -1.0])
+    mean = jnp.array([0.4, -0.3])
+    q = family(mean, jnp.ones(2) if family is blr.DiagonalGaussian else jnp.eye(2))
+    few, many = (
+        curvature.measure(blr.Objective(loss, output=output, size=size), q, blr.Delta(), batch, None, None).curvature
+        for size in (2, 6)
+    )
+    np.testing.assert_allclose(many, 3 * np.asarray(few), rtol=1e-10)

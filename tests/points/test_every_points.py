@@ -1,9 +1,12 @@
 """What every kind of points must satisfy: right expectations, weights that add up, over the list in tests/cases.py."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
+import bayesrule as blr
 from bayesrule.points.base import Points
 from cases import POINTS, POINTS_WITHOUT_POINTS, public_subclasses
 
@@ -40,3 +43,21 @@ def test_an_average_over_the_points_is_the_expectation(name):
 def test_random_points_ask_for_a_key(name):
     with pytest.raises(ValueError, match="key"):
         POINTS[name].points.at(POINTS[name].q(), None)
+
+
+def test_a_grid_over_a_low_rank_gaussian_has_its_covariance():
+    """A family that draws with more noise than θ has dimensions gets a grid placed by its dense covariance."""
+    q = blr.LowRankGaussian(jnp.array([1.0, -2.0]), jnp.array([1.0, 3.0]), jnp.array([[2.0], [-1.0]]))
+    points = blr.Quadrature(3).at(q, None)
+    deviation = points.theta - q.mean
+    assert_allclose(jnp.einsum("s,si,sj->ij", points.weights, deviation, deviation), q.covariance(), atol=1e-12)
+
+
+@pytest.mark.parametrize("samples", [16, 100])
+def test_quasi_monte_carlo_has_the_first_two_moments(samples):
+    """E(θ − m) = 0 and E(θ − m)² = 1/s exactly, whatever the number of points."""
+    q = blr.DiagonalGaussian(jnp.array([1.0, -2.0, 0.5]), jnp.array([4.0, 1.0, 0.25]))
+    theta, weights, _ = blr.QuasiMonteCarlo(samples).at(q, None)
+    deviations = theta - q.mean
+    np.testing.assert_allclose(weights @ deviations, 0.0, atol=1e-12)
+    np.testing.assert_allclose(weights @ deviations**2, 1 / q.precision, rtol=1e-12)

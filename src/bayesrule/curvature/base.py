@@ -44,13 +44,16 @@ class Curvature(eqx.Module, Generic[Served]):
     """Whether it needs derivatives of the loss in θ."""
     gaussian_identity: ClassVar[bool] = False
     """Whether it rests on an identity that holds for a Gaussian q only."""
+    nonnegative: ClassVar[bool] = False
+    """Whether the curvature of every batch is nonnegative, as sums of squares are. `Steps(measured=True)` starts a
+    precision from it if so, else from the squared gradients of the first batches."""
     in_mu: ClassVar[bool] = False
     """Whether it can differentiate an objective that is a function of μ, with `Exact` points."""
     in_lambda: ClassVar[bool] = False
     """Whether it measures a derivative in λ and solves with the Fisher information, for any exponential family."""
     remembers: ClassVar[bool] = False
-    """Whether a measurement depends on earlier ones through `aux` (`Sites`). Then the guard's measurement at a new q
-    cannot serve as the next step's."""
+    """Whether a measurement on all of the data depends on earlier ones through `aux`. Then the guard's measurement at a
+    new q cannot serve as the next step's."""
 
     @abstractmethod
     def measure(

@@ -38,6 +38,7 @@ class GaussNewton(Pointwise[HasStructure]):
     """
 
     serves: ClassVar[frozenset[str]] = frozenset({"diagonal", "full", "factored", "kronecker"})
+    nonnegative: ClassVar[bool] = True
     approximation: ClassVar[str] = "Gauss-Newton Hessian approx."
     meaning: ClassVar[str] = "∇²ℓ̄ ≈ N/M Σᵢ ∇ℓᵢ∇ℓᵢᵀ (eq:OGN_approx)"
 
@@ -99,6 +100,7 @@ class GeneralizedGaussNewton(Pointwise[HasStructure]):
 
     fisher: Callable[[Any], Any] | None = eqx.field(static=True, default=None)
     serves: ClassVar[frozenset[str]] = frozenset({"diagonal", "full", "factored", "kronecker"})
+    nonnegative: ClassVar[bool] = True
     approximation: ClassVar[str] = "generalized Gauss-Newton Hessian approx."
     meaning: ClassVar[str] = "∇²ℓ̄ ≈ N/M Σᵢ Jᵢᵀ ∇²_f ℓᵢ Jᵢ (section 4.4)"
 

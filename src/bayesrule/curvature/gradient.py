@@ -61,6 +61,7 @@ class SquaredGradient(Pointwise[HasStructure]):
     approximation: ClassVar[str] = "Hessian approx."
     meaning: ClassVar[str] = "∇²ℓ̄ ≈ N ĝ∘ĝ, the mini-batch gradient squared (eq:rmsprop_update)"
     additive: ClassVar[bool] = False
+    nonnegative: ClassVar[bool] = True
 
     def at(
         self, objective: AbstractObjective, q: HasStructure, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from ..families.base import ExponentialFamily, Family, Served
 from ..numerics.random import Key
+from .batches import count_weight
 from .regularizers import Regularizer
 
 if TYPE_CHECKING:
@@ -93,6 +94,10 @@ class AbstractObjective(eqx.Module, Generic[Served]):
         """Count the rows of a batch (or of all data), and raise where its arrays disagree; 0 if there are no data."""
 
     @abstractmethod
+    def share(self, batch: PyTree) -> Any:
+        """M/N, the part of the data that a batch stands for; None where there are no data, or N is not known."""
+
+    @abstractmethod
     def select_rows(self, data: PyTree, index: Int[Array, " M"], is_row: Bool[Array, " M"]) -> PyTree:
         """Make a mini-batch from rows of the data, inside the compiled loop.
 
@@ -109,6 +114,17 @@ class AbstractObjective(eqx.Module, Generic[Served]):
     @abstractmethod
     def prepare(self, batch: PyTree) -> PyTree:
         """Compute from all data what every full-batch step would compute again; called once, inside the loop's jit."""
+
+    @abstractmethod
+    def judges_steps(self, batch: PyTree) -> bool:
+        """Whether the loss on this batch says if a step was good, so that a monotone guard may look at it.
+
+        Where it does not, `Guard.without_judge` takes the guard's place.
+        """
+
+    @abstractmethod
+    def for_data(self, data: PyTree) -> "tuple[AbstractObjective, PyTree]":
+        """The objective and the data in the form that suits what the data hold; called once by `fit`, before `jit`."""
 
     @abstractmethod
     def check_data(self, q: Served, data: PyTree) -> None:
@@ -155,8 +171,17 @@ class AbstractLoss(AbstractObjective[ExponentialFamily]):
     def with_size(self, rows: int) -> Self:
         return self
 
+    def share(self, batch: PyTree) -> Any:
+        return count_weight(batch) / self.size if self.takes_data else None
+
     def prepare(self, batch: PyTree) -> PyTree:
         return batch
+
+    def judges_steps(self, batch: PyTree) -> bool:
+        return True
+
+    def for_data(self, data: PyTree) -> tuple[Self, PyTree]:
+        return self, data
 
     def check_data(self, q: Family, data: PyTree) -> None:
         """Nothing to check: a wrong shape shows when the loss is traced."""

@@ -109,6 +109,14 @@ def count_examples(batch: PyTree) -> int:
     return rows
 
 
+def count_weight(batch: PyTree) -> Any:
+    """M, the number of examples that a batch stands for: of its rows, unless a `Weighted` says another."""
+    rows = count_examples(batch)
+    while isinstance(batch, Linearized | Microbatches):
+        batch = batch.batch
+    return batch.count if isinstance(batch, Weighted) and batch.count is not None else rows
+
+
 def unpack(batch: PyTree, size: Any) -> tuple[PyTree, Float[Array, " B"] | None, Float[Array, " B"]]:
     """The bare examples of a batch, their weights (if any), and the factor of each loss in ℓ̄: its weight times N/M."""
     batch = batch.batch if isinstance(batch, Microbatches) else batch

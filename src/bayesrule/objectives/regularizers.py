@@ -38,6 +38,14 @@ class Regularizer(eqx.Module):
         """
         return True
 
+    def expands_at_mean(self, q: Family) -> bool:
+        """Whether `expected` is an expansion to second order at the mean and not E_q R itself.
+
+        Called where a bound is judged: it then evaluates R at the points, as `at_mean` of a Gaussian with its mean
+        there. By default False.
+        """
+        return False
+
     @abstractmethod
     def at_mean(self, q: Family) -> Array:
         """R at the mean of q: its part of the loss under the delta method."""
@@ -171,18 +179,21 @@ class Prior(Regularizer):
     def normalized(self, q: Family) -> bool:
         return isinstance(self.family, GaussianFamily) or not isinstance(q, GaussianFamily)
 
+    def expands_at_mean(self, q: Family) -> bool:
+        return isinstance(q, GaussianFamily) and not isinstance(self.family, GaussianFamily)
+
     def _as_function(self) -> Penalty:
         prior = self.family
         return Penalty(lambda theta: -jnp.sum(prior.log_prob(theta)))
 
     def expected(self, q: Family) -> Array:
-        if isinstance(q, GaussianFamily) and not isinstance(self.family, GaussianFamily):
+        if self.expands_at_mean(q):
             return self._as_function().expected(q)
         return jnp.sum(self._check_same(q).cross_entropy(self.family))
 
     def derivatives(self, q: Family) -> tuple[PyTree, Any]:
         prior: Any = self.family
-        if isinstance(q, GaussianFamily) and not isinstance(self.family, GaussianFamily):
+        if self.expands_at_mean(q):
             return self._as_function().derivatives(q)
         same = self._check_same(q)
         if isinstance(q, GaussianFamily):
@@ -223,6 +234,9 @@ class Penalty(Regularizer):
 
     def normalized(self, q: Family) -> bool:
         return False
+
+    def expands_at_mean(self, q: Family) -> bool:
+        return True
 
     def at_mean(self, q: Family) -> Array:
         return jnp.asarray(self.function(_gaussian(q).mean))

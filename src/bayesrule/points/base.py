@@ -57,6 +57,9 @@ class Points(eqx.Module, Generic[Served]):
     """Whether there are no points, because the objective is E_q ℓ̄ as a function of μ."""
     draws: ClassVar[bool] = False
     """Whether the points are independent draws from q, differentiable in λ where the family's are."""
+    surrogate: ClassVar[bool] = False
+    """Whether the loss at the points is no estimate of E_q ℓ, because they are not distributed as q. A step then
+    reports no bound (NaN); `result.bound` is judged at draws of q."""
     chained: ClassVar[bool] = False
     """Whether the points come with `factors`, for families whose step is not in terms of θ's own gradient."""
 

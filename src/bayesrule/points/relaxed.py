@@ -38,6 +38,7 @@ class Relaxed(Points[Bernoulli]):
     approximation: ClassVar[str] = "stochastic approx., Concrete relaxation"
     meaning: ClassVar[str] = "θ = tanh((λ + ½ log ε/(1 − ε))/relaxation), and s = ∂θ/∂μ  (eq:param_b_tau)"
     of_family: ClassVar[type[Family] | None] = Bernoulli
+    surrogate: ClassVar[bool] = True
     chained: ClassVar[bool] = True
 
     def __init__(self, relaxation: Number = 1.0, smoothing: Number = 0.0, *, samples: int = 1, noise: bool = True):
@@ -99,6 +100,7 @@ class Sign(Points[Bernoulli]):
     approximation: ClassVar[str] = "Delta method"
     meaning: ClassVar[str] = "θ = sign(λ), with its gradient in place of that in μ (eq:STE)"
     of_family: ClassVar[type[Family] | None] = Bernoulli
+    surrogate: ClassVar[bool] = True  # The most probable signs alone are no average over q.
     chained: ClassVar[bool] = True
 
     def at(self, q: Bernoulli, key: Key | None) -> PointSet:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 from ..families.base import Family
 from ..families.gaussian.base import GaussianFamily
 from ..numerics.checks import positive_int
-from ..numerics.random import Key, normals
+from ..numerics.random import Key, normals, shifted_normals
 from ..steps.needs import Need
 from .base import Points, PointSet
 from .gaussian_outputs import as_gaussian, output_points
@@ -106,28 +106,35 @@ def _has_width(member: Any) -> bool:
 
 
 class QuasiMonteCarlo(Points[GaussianFamily]):
-    """Points that fill the space evenly (Sobol's, in mirrored pairs), the same ones at every step.
+    """Points that fill the space evenly (Sobol's, in mirrored pairs), by default the same ones at every step.
 
     Where the objective says `linear=True` they are points of each example's outputs, which are few: so a softmax of ten
     classes is averaged without noise. Else they are points of θ.
 
     Args:
         samples: How many points, an even number.
+        randomized: Whether every key gives the points a random digital shift of their own. Each point is then exactly
+            standard normal, so that averages are unbiased, and the spread of the averages under a few keys is their
+            standard error. `result.bound` is taken at such points.
     """
 
     samples: int = eqx.field(static=True)
+    randomized: bool = eqx.field(static=True)
     approximation: ClassVar[str] = "quasi-Monte Carlo"
     meaning: ClassVar[str] = "E_q f(θ) ≈ the mean of f over evenly spaced points"
 
-    def __init__(self, samples: int = 64):
+    def __init__(self, samples: int = 64, *, randomized: bool = False):
         if samples < 2 or samples % 2:
             raise ValueError(f"QuasiMonteCarlo takes an even number of points, got {samples}.")
-        self.samples = samples
+        self.samples, self.randomized = samples, randomized
+
+    @property
+    def random(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # only if randomized
+        return self.randomized
 
     def at(self, q: GaussianFamily, key: Key | None) -> PointSet:
-        noise, weights = even_noise(self.samples, q.noise_size)
-        noise = jnp.asarray(noise, jnp.result_type(*jax.tree.leaves(q.mean)))
-        return PointSet(q.transformed(noise), jnp.asarray(weights))
+        noise, weights = self._noise(q.noise_size, jnp.result_type(*jax.tree.leaves(q.mean)), key)
+        return PointSet(q.transformed(noise), weights)
 
     def outputs(self, q: GaussianFamily, center: Array, jacobian: PyTree, key: Key | None) -> tuple[Array, Array]:
         gaussian = as_gaussian(q)
@@ -135,11 +142,19 @@ class QuasiMonteCarlo(Points[GaussianFamily]):
         return output_points(center, gaussian.output_covariance(jacobian), noise), weights
 
     def output_noise(self, mean: Float[Array, "B *K"], key: Key | None) -> tuple[Array, Array]:
-        noise, weights = even_noise(self.samples, 1 if mean.ndim == 1 else mean.shape[-1])
-        return jnp.asarray(noise, mean.dtype), jnp.asarray(weights)
+        return self._noise(1 if mean.ndim == 1 else mean.shape[-1], mean.dtype, key)
+
+    def _noise(self, dimensions: int, dtype: Any, key: Key | None) -> tuple[Array, Array]:
+        if not self.randomized:
+            noise, weights = even_noise(self.samples, dimensions)
+            return jnp.asarray(noise, dtype), jnp.asarray(weights)
+        if key is None:
+            raise ValueError("Randomized points take a random shift: pass key=jax.random.key(…).")
+        half = shifted_normals(key, jnp.asarray(sobol_bits(self.samples // 2, dimensions)), dtype)
+        return jnp.concatenate([half, -half]), jnp.full(self.samples, 1 / self.samples)
 
     def __repr__(self) -> str:
-        return f"QuasiMonteCarlo({self.samples})"
+        return f"QuasiMonteCarlo({self.samples}{', randomized=True' * self.randomized})"
 
 
 @cache
@@ -151,3 +166,12 @@ def even_noise(samples: int, dimensions: int) -> tuple[np.ndarray, np.ndarray]:
     half = norm.ppf(qmc.Sobol(dimensions, scramble=True, rng=0).random(count))[: samples // 2]
     noise = np.concatenate([half, -half])
     return noise / np.sqrt(np.mean(noise**2, axis=0)), np.full(samples, 1 / samples)
+
+
+@cache
+def sobol_bits(count: int, dimensions: int) -> np.ndarray:
+    """The leading 32 binary digits of Sobol's points, scrambled once, (count, dimensions), in the high bits first."""
+    from scipy.stats import qmc
+
+    points = qmc.Sobol(dimensions, scramble=True, bits=32, rng=0).random(1 << (count - 1).bit_length())[:count]
+    return (points * 2.0**32).astype(np.uint32)
