@@ -19,7 +19,9 @@ from jaxtyping import Array
 from .factor_graph import expected_log
 from .factor_graph.factor import Factor, prior
 from .factor_graph.linear_factor import LinearFactor
+from .factor_graph.row_factor import ComponentFactor, GaussianRowFactor
 from .factor_graph.sequence_factor import SequenceFactor
+from .factor_graph.word_factor import WordFactor
 from .points.base import Points
 from .points.quadrature import Quadrature
 
@@ -100,15 +102,15 @@ def multivariate_normal(
     $½\{E\log|Λ| − D\log 2π − y_n^⊤EΛ\,y_n + 2y_n^⊤E[Λx] − E[x^⊤Λx]\}$. In float32 centre y first for the latter.
 
     Args:
-        observed: the data y, (N, D).
+        observed: the data y, (N, D). With a joint block single entries may be missing (NaN): they are integrated out,
+            at their best q. Otherwise a row is observed or missing as a whole.
         mean: x, a Gaussian block.
         precision: Λ, a Wishart block or a constant.
         joint: a normal–Wishart block over (x, Λ), instead of the two.
     """
     label = "multivariate_normal"
     if joint is not None:
-        features = expected_log.row_products
-        return Factor(expected_log.multivariate_joint, joint, data=observed, features=features, label=label)
+        return GaussianRowFactor(observed, joint, label)
     if mean is None or precision is None:
         raise ValueError("multivariate_normal takes mean= and precision=, or joint= a normal–Wishart block.")
     names, function = _by_role(expected_log.multivariate_normal, mean=mean, precision=precision)
@@ -232,7 +234,7 @@ def choice(selector: str, components: Factor) -> Factor:
         selector: z, a (local) categorical block.
         components: a factor whose blocks have a plate for each k.
     """
-    return _of_components(expected_log.choice, selector, components, "choice")
+    return ComponentFactor(expected_log.choice, selector, components, "choice")
 
 
 def mixture(weights: str, components: Factor) -> Factor:
@@ -245,7 +247,7 @@ def mixture(weights: str, components: Factor) -> Factor:
         weights: π, a Dirichlet block.
         components: a factor whose blocks have a plate for each k.
     """
-    return _of_components(expected_log.mixture, weights, components, "mixture")
+    return ComponentFactor(expected_log.mixture, weights, components, "mixture")
 
 
 def hidden_markov(initial: str | Array, transitions: str | Array, components: Factor) -> SequenceFactor:
@@ -264,18 +266,6 @@ def hidden_markov(initial: str | Array, transitions: str | Array, components: Fa
     return SequenceFactor(initial, transitions, components)
 
 
-def _of_components(function: Callable[..., Array], first: str, components: Factor, label: str) -> Factor:
-    return Factor(
-        Partial(function, components),
-        first,
-        *components.blocks,
-        data=components.data,
-        of="view",
-        features=components.features,
-        label=f"{label} of {components.label}",
-    )
-
-
 def words(observed: str, words: str, *, documents: str, topics: str) -> Factor:
     r"""A document's words, each from a topic, which is summed out.
 
@@ -283,11 +273,12 @@ def words(observed: str, words: str, *, documents: str, topics: str) -> Factor:
 
     Args:
         observed: the data n, how often each word occurs, (N, L); 0 where a row is padded.
-        words: the data that say which word it is, (N, L) numbers of the vocabulary.
+        words: the data that say which word it is, (N, L) numbers of the vocabulary, 0, …, V − 1. Others are an error,
+            or a value of NaN inside a jitted function; where a row is padded any number will do.
         documents: θ, a (local) Dirichlet block over topics.
         topics: β, a Dirichlet block over words with a plate for each topic.
     """
-    return Factor(expected_log.words, documents, topics, data=(words, observed), label="words")
+    return WordFactor(observed, words, documents=documents, topics=topics)
 
 
 # Likelihoods of outputs that are linear in Gaussian blocks.
@@ -325,10 +316,12 @@ def bernoulli_logit(
 ) -> LinearFactor:
     r"""y ∈ {0, 1} with p(y = 1) = 1/(1 + e^{−f}): logistic regression.
 
-    $E\log p(y_n \mid f_n) = −E\log(1 + e^{−(2y_n−1)f_n})$ over $f_n ∼ N(E f_n, \mathrm{Var}\,f_n)$. Arguments as for
-    `likelihood`.
+    $E\log p(y_n \mid f_n) = −E\log(1 + e^{−(2y_n−1)f_n})$ over $f_n ∼ N(E f_n, \mathrm{Var}\,f_n)$, to nine digits at
+    any variance unless `points` are given. Arguments as for `likelihood`.
     """
-    return likelihood(expected_log.logit, observed, predictors, points=points, label="bernoulli_logit")
+    return _through_outputs(
+        expected_log.logit, expected_log.logit_expected, observed, predictors, points, "bernoulli_logit"
+    )
 
 
 def bernoulli_probit(
@@ -336,10 +329,12 @@ def bernoulli_probit(
 ) -> LinearFactor:
     r"""y ∈ {0, 1} with p(y = 1) = Φ(f): probit regression.
 
-    $E\log p(y_n \mid f_n) = E\log Φ((2y_n−1)f_n)$ over $f_n ∼ N(E f_n, \mathrm{Var}\,f_n)$. Arguments as for
-    `likelihood`.
+    $E\log p(y_n \mid f_n) = E\log Φ((2y_n−1)f_n)$ over $f_n ∼ N(E f_n, \mathrm{Var}\,f_n)$, accurate at any variance
+    unless `points` are given. Arguments as for `likelihood`.
     """
-    return likelihood(expected_log.probit, observed, predictors, points=points, label="bernoulli_probit")
+    return _through_outputs(
+        expected_log.probit, expected_log.probit_expected, observed, predictors, points, "bernoulli_probit"
+    )
 
 
 def poisson_exp(observed: str, predictors: Mapping[str, str | None], *, points: Points | None = None) -> LinearFactor:
@@ -348,13 +343,8 @@ def poisson_exp(observed: str, predictors: Mapping[str, str | None], *, points: 
     $E\log p(y_n \mid f_n) = y_nm_n − e^{m_n + v_n/2} − \log y_n!$ for $f_n ∼ N(m_n, v_n)$, exact unless `points` are
     given. Arguments as for `likelihood`.
     """
-    return LinearFactor(
-        expected_log.poisson,
-        predictors,
-        data=observed,
-        points=points or Quadrature(32),
-        closed=expected_log.poisson_expected if points is None else None,
-        label="poisson_exp",
+    return _through_outputs(
+        expected_log.poisson, expected_log.poisson_expected, observed, predictors, points, "poisson_exp"
     )
 
 
@@ -364,13 +354,8 @@ def volatility(observed: str, predictors: Mapping[str, str | None], *, points: P
     $E\log p(y_n \mid f_n) = −½\{\log 2π + m_n + y_n^2e^{−m_n + v_n/2}\}$ for $f_n ∼ N(m_n, v_n)$, exact unless `points`
     are given. Arguments as for `likelihood`.
     """
-    return LinearFactor(
-        expected_log.volatility,
-        predictors,
-        data=observed,
-        points=points or Quadrature(32),
-        closed=expected_log.volatility_expected if points is None else None,
-        label="volatility",
+    return _through_outputs(
+        expected_log.volatility, expected_log.volatility_expected, observed, predictors, points, "volatility"
     )
 
 
@@ -395,15 +380,31 @@ def student_t(
     r"""y = f + s·t_ν with Student-t noise: robust regression.
 
     $E\log p(y_n \mid f_n) = \mathrm{const} − \frac{ν+1}2E\log(1 + (y_n − f_n)^2/νs^2)$ over
-    $f_n ∼ N(E f_n, \mathrm{Var}\,f_n)$.
+    $f_n ∼ N(E f_n, \mathrm{Var}\,f_n)$, accurate at any variance unless `points` are given.
 
     Args:
         dof: ν, the degrees of freedom.
         scale: s.
         observed, predictors, points: as for `likelihood`.
     """
-    function = Partial(expected_log.student, jnp.asarray(dof, float), jnp.asarray(scale, float))
-    return likelihood(function, observed, predictors, points=points, label="student_t")
+    noise = jnp.asarray(dof, float), jnp.asarray(scale, float)
+    function, expectation = (Partial(f, *noise) for f in (expected_log.student, expected_log.student_expected))
+    return _through_outputs(function, expectation, observed, predictors, points, "student_t")
+
+
+def _through_outputs(
+    function: Callable[..., Array],
+    expectation: Callable[..., Array],
+    observed: str,
+    predictors: Mapping[str, str | None],
+    points: Points | None,
+    label: str,
+) -> LinearFactor:
+    """A likelihood of linear outputs whose expectation over these is known, and is used unless points are given."""
+    closed = expectation if points is None else None
+    return LinearFactor(
+        function, predictors, data=observed, points=points or Quadrature(32), closed=closed, label=label
+    )
 
 
 # Counts, and spins.

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from scipy.stats import poisson
+from scipy.stats import multivariate_normal, poisson
 
 import bayesrule as blr
 from bayesrule import factors
@@ -93,6 +93,72 @@ def test_several_outputs_and_missing_rows():
     assert "40 rows" in repr(left)
 
 
+OUTPUTS = np.array([[1.0], [0.5], [2.0]])
+CHAIN = blr.StateSpace(jnp.array([[0.9]]), jnp.eye(1), jnp.asarray(OUTPUTS))
+
+
+def log_density_of_observed(y, covariance):
+    seen = ~np.isnan(y)
+    return multivariate_normal(np.zeros(seen.sum()), covariance[np.ix_(seen, seen)]).logpdf(y[seen])
+
+
+def test_more_outputs_than_states_are_exact():
+    """One state with three outputs: the outputs' covariance is singular. Against log p(y) − log p(y without a step) of
+    the joint Gaussian of all observations, one of which is missing."""
+    y = np.random.default_rng(1).normal(size=(6, 3))
+    y[2, 1] = np.nan
+    model = blr.Model({"x": blr.GaussianChain(CHAIN, 6)}, {"y": factors.linear("y", {"x": None}, precision=4.0)})
+    left = blr.fit(blr.conjugate(), model, None, {"y": y}, steps=1).loo()
+    states, variance = np.zeros((6, 6)), 1.0
+    for t in range(6):
+        for s in range(t, 6):
+            states[t, s] = states[s, t] = variance * 0.9 ** (s - t)
+        variance = 0.81 * variance + 1.0
+    joint = np.kron(states, OUTPUTS @ OUTPUTS.T) + np.eye(18) / 4
+    without = [np.where(np.arange(6)[:, None] == n, np.nan, y).ravel() for n in range(6)]
+    exact = log_density_of_observed(y.ravel(), joint) - [log_density_of_observed(rest, joint) for rest in without]
+    assert np.all(left.proper)
+    assert_allclose(left.log_density, exact, atol=1e-10)
+
+
+def test_counts_with_more_outputs_than_states():
+    """Against the cavity of the state itself, which has an inverse: its messages by hand, and its density by a grid.
+
+    The states vary little, because three outputs are integrated over a grid of 16 points in each dimension.
+    """
+    y = np.random.default_rng(1).poisson(2.0, size=(6, 3)).astype(float)
+    y[2, 1] = np.nan
+    quiet = blr.StateSpace(jnp.array([[0.9]]), 0.05 * jnp.eye(1), jnp.asarray(OUTPUTS))
+    model = blr.Model({"x": blr.GaussianChain(quiet, 6)}, {"y": factors.poisson_exp("y", {"x": None})})
+    result = blr.fit(blr.cvi(0.7), model, None, {"y": y}, steps=100, tolerance=1e-10)
+    left, (mean, covariance) = result.loo(), result.q["x"].states()
+    nodes, weights = np.polynomial.hermite_e.hermegauss(80)
+    for n in range(6):
+        seen, m, v = ~np.isnan(y[n]), float(mean[n, 0]), float(covariance[n, 0, 0])
+        h, counts = OUTPUTS[seen, 0], y[n][seen]
+        rate = np.exp(h * m + 0.5 * h**2 * v)  # E e^f, of which the message (y − rate + rate·f, rate) is made
+        precision = 1 / v - h**2 @ rate
+        center = (m / v - h @ (counts - rate + rate * h * m)) / precision
+        states = center + nodes / np.sqrt(precision)
+        terms = poisson(np.exp(np.outer(h, states))).logpmf(counts[:, None])
+        expected = np.log(weights @ np.exp(terms.sum(0)) / weights.sum())
+        assert_allclose(left.log_density[n], expected, atol=1e-4)
+
+
+def test_a_precision_block_beside_several_outputs():
+    """A missing entry of a step sends no message to the precision of its output."""
+    y = np.random.default_rng(1).normal(size=(6, 3))
+    y[2, 1] = np.nan
+    prior = blr.Gamma(jnp.full(3, 2.0), jnp.ones(3))
+    terms = {"prior": factors.prior("t", prior), "y": factors.linear("y", {"x": None}, precision="t")}
+    model = blr.Model({"x": blr.GaussianChain(CHAIN, 6), "t": prior}, terms, size=6)
+    result = blr.fit(blr.vmp(), model, None, {"y": y}, steps=100, tolerance=1e-10)
+    assert_allclose(result.q["t"].shape, 2.0 + np.array([6, 5, 6]) / 2)
+    assert np.all(np.isfinite(result.loo().log_density))
+    by_sites = blr.fit(blr.cvi(0.5, sites=True), model, None, {"y": y}, steps=200, tolerance=1e-10)
+    assert_allclose(by_sites.q["t"].rate, result.q["t"].rate, rtol=1e-4)
+
+
 def test_an_improper_cavity_is_said():
     """With a flat prior and as many rows as weights, q without a row is no distribution."""
     start = blr.Gaussian(jnp.zeros(3), jnp.eye(3))
@@ -139,3 +205,21 @@ def test_sites_are_saved_with_the_result(tmp_path):
     straight = blr.fit(rule, model, None, {"x": X, "y": y}, steps=15)
     for one, other in zip(jax.tree.leaves(ahead.state), jax.tree.leaves(straight.state), strict=True):
         assert_allclose(one, other, rtol=1e-12)
+
+
+def test_a_grid_that_is_too_coarse_is_said():
+    """Two outputs a row under a wide prior: the grid of the cavity has 64 nodes in each, far apart."""
+    x, y = np.eye(2)[[0, 1]], np.array([[4.0, 0.0], [0.0, 3.0]])
+    prior = blr.Gaussian(jnp.zeros((2, 2)), jnp.eye(4) / 5.0**2)
+    narrow = blr.Gaussian(jnp.zeros((2, 2)), jnp.eye(4))
+    predict = lambda p: blr.Model(
+        {"w": p}, {"prior": factors.prior("w", p), "y": factors.student_t("y", {"w": "x"}, scale=0.1)}, size=2
+    )
+    data = {"x": jnp.asarray(x), "y": jnp.asarray(y)}
+    wide = blr.fit(blr.cvi(), predict(prior), None, data, steps=400, tolerance=1e-12)
+    with pytest.warns(UserWarning, match="2 of 2 rows are known to about"):
+        wide.loo()
+    counts = blr.Model(
+        {"w": narrow}, {"p": factors.prior("w", narrow), "y": factors.poisson_exp("y", {"w": "x"})}, size=2
+    )
+    blr.fit(blr.cvi(), counts, None, data, steps=400, tolerance=1e-6).loo()  # without a warning

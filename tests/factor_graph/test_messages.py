@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose
-from scipy.optimize import brentq
-from scipy.special import expit
+from scipy.optimize import brentq, minimize
+from scipy.special import expit, gammaln
 
 import bayesrule as blr
 from bayesrule import factors
+from bayesrule.factor_graph.narrow_start import narrowed
 from bayesrule.factor_graph.sites import summed_over_rows
 
 SIZE, WIDTH = 60, 3
@@ -42,6 +43,7 @@ LIKELIHOODS = {
     "student": (ONE, factors.student_t("y", {"w": "x"}, dof=4.0, scale=0.5)),
     "softmax": (THREE, factors.softmax("y", {"w": "x"})),
 }
+FAR = jnp.full(WIDTH, 5.0)
 
 
 def regression(kind, **how):
@@ -112,6 +114,135 @@ def test_sites_take_the_same_steps(kind):
         assert_allclose(one, other, rtol=1e-9, atol=1e-10)
 
 
+PRECISIONS = pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
+
+
+def in_precision(kind, double):
+    """The regression and its data with all numbers in one of the two precisions."""
+    convert = lambda tree: jax.tree.map(lambda x: jnp.asarray(x, jnp.float64 if double else jnp.float32), tree)
+    return convert(regression(kind)), convert(responses(kind))
+
+
+def sum_of_sites(state, x):
+    """λ of a prior N(0, I) and the stored sites of the outputs x_n·w, summed by NumPy in float64."""
+    linear, curvature = (np.asarray(part, float) for part in state.aux["factors"]["y"]["outputs"])
+    x = np.asarray(x, float)
+    linear, curvature = linear.reshape(SIZE, -1), curvature.reshape((SIZE, linear.size // SIZE, -1))
+    size = linear.shape[1] * WIDTH
+    precision = np.einsum("nkl,np,nq->kplq", curvature, x, x).reshape(size, size)
+    return np.einsum("nk,np->kp", linear, x).ravel(), -0.5 * (np.eye(size) + precision)
+
+
+def assert_sum_of_sites(state, x, tolerance):
+    for kept, summed in zip(state.q.natural()["w"], sum_of_sites(state, x), strict=True):
+        assert_allclose(kept, summed, rtol=0, atol=tolerance * np.max(np.abs(summed)))
+
+
+@pytest.mark.as_users
+def test_sites_of_counts_in_float32():
+    """Poisson regression, 200 rows, from a prior N(0, I): the optimum of the bound by SciPy in float64."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(200, 4))
+    y = random.poisson(np.exp(x @ np.array([1.0, 0.5, -0.4, 0.0]))).astype(float)
+    lower = np.tril_indices(4)
+
+    def loss(vector):  # minus the bound over the mean and the factor of the covariance
+        mean, factor = vector[:4], np.zeros((4, 4))
+        factor[lower] = vector[4:]
+        f, variance = x @ mean, np.sum((x @ factor) ** 2, axis=1)
+        expected = np.sum(y * f - np.exp(f + 0.5 * variance) - gammaln(y + 1))
+        return -expected + 0.5 * (mean @ mean + np.sum(factor**2) - 4) - np.sum(np.log(np.abs(np.diag(factor))))
+
+    best = minimize(loss, np.concatenate([np.zeros(4), 0.1 * np.eye(4)[lower]]), method="BFGS", options={"gtol": 1e-6})
+    with jax.enable_x64(False):
+        prior = blr.Gaussian(jnp.zeros(4), jnp.eye(4))
+        terms = {"prior": factors.prior("w", prior), "y": factors.poisson_exp("y", {"w": "x"})}
+        data = {"x": jnp.asarray(x, jnp.float32), "y": jnp.asarray(y, jnp.float32)}
+        model = blr.Model({"w": prior}, terms)
+        for rule in (blr.cvi(0.5), blr.cvi(0.5, sites=True)):
+            result = blr.fit(rule, model, None, data, steps=100, tolerance=1e-7)
+            assert result.reason == "converged"
+            assert_allclose(result.q["w"].mean, best.x[:4], atol=1e-4)
+            assert_allclose(float(result.bound), -best.fun, atol=1e-3)
+
+
+@PRECISIONS
+@pytest.mark.parametrize("kind", LIKELIHOODS)
+def test_sites_are_the_global_form(kind, double):
+    """Mean, precision and bound of eq:blr_local and eq:blr_global, for every likelihood; and λ = Σ λ̃ᵢ at the end."""
+    tolerance = 1e-10 if double else 1e-4
+    with jax.enable_x64(double):
+        model, data = in_precision(kind, double)
+        whole = blr.fit(blr.cvi(0.5), model, None, data, steps=60)
+        sites = blr.fit(blr.cvi(0.5, sites=True), model, None, data, steps=60)
+        assert sites.q["w"].mean.dtype == (jnp.float64 if double else jnp.float32)
+    assert_allclose(sites.q["w"].mean, whole.q["w"].mean, atol=tolerance)
+    largest = np.max(np.abs(whole.q["w"].precision))
+    assert_allclose(sites.q["w"].precision, whole.q["w"].precision, atol=tolerance * largest)
+    assert_allclose(float(sites.bound), float(whole.bound), rtol=tolerance)
+    assert_sum_of_sites(sites.state, data["x"], 1e-13 if double else 1e-5)
+
+
+@pytest.mark.as_users
+@PRECISIONS
+@pytest.mark.parametrize("batch_size", [SIZE, 16])
+def test_a_huge_step_leaves_nothing_in_the_sites(batch_size, double):
+    """The messages far away, where e^f is above 10⁸, are so long that in float32 their rounding exceeds the final λ.
+
+    Full batches and mini-batches (the last of a pass is padded) end at the optimum all the same, and at λ = Σ λ̃ᵢ.
+    """
+    rule = blr.cvi(0.7, sites=True).replace(guard=blr.Backtracking())  # steps of any length
+    with jax.enable_x64(double):
+        model, data = in_precision("poisson", double)
+        far = model.starting_point({"w": jax.tree.map(lambda x: x.astype(data["x"].dtype), blr.Gaussian(FAR))})
+        best = blr.fit(blr.cvi(0.7), model, None, data, steps=60)
+        step = jax.jit(rule.step)
+
+        def batch(rows):
+            index = jnp.zeros(batch_size, int).at[: len(rows)].set(rows)
+            return model.select_rows(data, index, jnp.arange(batch_size) < len(rows))
+
+        state = rule.init(far, model)
+        passes = [np.random.default_rng(seed).permutation(SIZE) for seed in range(60)]
+        for number, order in enumerate(passes):
+            for place in range(0, SIZE, batch_size):
+                rows = order[place : place + batch_size]
+                state, _ = step(model, state, data if batch_size == SIZE else batch(rows))
+            if number == 0:  # From the prior again, but with the sites of the pass far away.
+                assert np.max(np.abs(state.aux["factors"]["y"]["outputs"][1])) > 1e8
+                state = blr.State(model.starting_point(None), state.count, aux=state.aux)
+    assert_allclose(state.q["w"].mean, best.q["w"].mean, atol=1e-10 if double else 1e-5)
+    assert_allclose(state.q["w"].precision, best.q["w"].precision, atol=1e-8 if double else 1e-3)
+    assert_sum_of_sites(state, data["x"], 1e-12 if double else 1e-5)
+
+
+def test_rows_that_come_twice_in_a_pass_count_once():
+    """Rows of the first batch come again before the pass has ended: λ is still the sum of all sites."""
+    model, data = regression("logit"), responses("logit")
+    rule = blr.cvi(0.7, sites=True)
+    step, state = jax.jit(rule.step), rule.init(None, model)
+    everyone = jnp.ones(20, bool)
+    for first in (0, 0, 20, 0, 40, 20):
+        state, _ = step(model, state, model.select_rows(data, jnp.arange(first, first + 20), everyone))
+    assert_sum_of_sites(state, data["x"], 1e-12)
+
+
+def test_sites_need_to_know_their_rows():
+    model, data = regression("logit"), responses("logit")
+    rule = blr.cvi(0.5, sites=True)
+    with pytest.raises(ValueError, match=r"of 60 rows, and the batch has 16 without an index.*blr\.Rows"):
+        rule.step(model, rule.init(None, model), {name: array[:16] for name, array in data.items()})
+
+
+def test_sites_of_weighted_rows_that_stand_for_others():
+    """`count` scales all messages by N/M, in both forms alike."""
+    model, data = regression("logit"), responses("logit")
+    weighted = blr.Weighted(data, np.linspace(0, 2, SIZE), 2 * SIZE)
+    whole, sites = (blr.fit(blr.cvi(0.5, sites=s), model, None, weighted, steps=20) for s in (False, True))
+    assert_allclose(whole.q["w"].mean, sites.q["w"].mean, atol=1e-12)
+    assert_sum_of_sites(blr.fit(blr.cvi(1.0, sites=True), model, None, weighted, steps=20).state, data["x"], 1e-12)
+
+
 @pytest.mark.parametrize(
     "steps",
     [
@@ -135,6 +266,16 @@ def test_sites_make_mini_batches_exact():
     best = blr.fit(blr.cvi(0.7), model, None, data, steps=150, tolerance=1e-20)
     rule = blr.cvi(0.5, sites=True)
     passes = blr.fit(rule, model, None, data, steps=400, batch_size=16, key=jax.random.key(0))
+    assert_allclose(passes.q["w"].mean, best.q["w"].mean, atol=1e-9)
+    assert_allclose(passes.q["w"].precision, best.q["w"].precision, atol=1e-8)
+
+
+def test_sites_of_weighted_rows_in_mini_batches():
+    """Batches of rows that stand for others end where all of these rows do: each has the same N/count as there."""
+    model = regression("logit")
+    data = blr.Weighted(responses("logit"), np.linspace(0, 2, SIZE), 2 * SIZE)
+    best = blr.fit(blr.cvi(0.7), model, None, data, steps=150, tolerance=1e-20)
+    passes = blr.fit(blr.cvi(0.5, sites=True), model, None, data, steps=400, batch_size=16, key=jax.random.key(0))
     assert_allclose(passes.q["w"].mean, best.q["w"].mean, atol=1e-9)
     assert_allclose(passes.q["w"].precision, best.q["w"].precision, atol=1e-8)
 
@@ -239,7 +380,9 @@ def test_ncvmp_is_damped_where_whole_steps_diverge():
     guarded = blr.fit(rule, model, None, data, steps=200, tolerance=1e-14, check=True)
     assert guarded.reason == "converged"
     assert np.any(guarded.trace["fraction"] < 1)
-    step, state, taken = jax.jit(rule.step), rule.init(None, model), []
+    # The first step from N(0, 1) would be shortened, so that `fit` began from a narrower start.
+    begin = narrowed(model, model.starting_point(None), data)
+    step, state, taken = jax.jit(rule.step), rule.init(begin, model), []
     for _ in range(10):
         state, info = step(model, state, data)
         taken.append(float(info.blocks["w"]))

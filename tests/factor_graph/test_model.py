@@ -1,5 +1,6 @@
 """Models: what a factor says, missing entries, streams, bounds by part, errors that name the factor and the block."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +10,8 @@ from numpy.testing import assert_allclose
 
 import bayesrule as blr
 from bayesrule import factors
+from bayesrule.factor_graph import expected_log
+from bayesrule.models.topics import documents, latent_dirichlet
 
 RANDOM = np.random.default_rng(0)
 
@@ -235,8 +238,9 @@ def test_missing_entries_of_a_matrix():
     rest = blr.fit(blr.conjugate(), joint, None, {"y": X[[0, 2, 3]]}, steps=1)
     assert_allclose(absent.bound, rest.bound, rtol=1e-12)
     rows[0, 0] = np.nan
+    apart = blr.Model({"m": WEIGHTS}, {"y": factors.multivariate_normal("y", mean="m", precision=jnp.eye(2))})
     with pytest.raises(ValueError, match="Factor 'y' takes each row of 'y' whole, and some rows are missing in part"):
-        blr.fit(blr.conjugate(), joint, None, {"y": rows}, steps=1)
+        blr.fit(blr.conjugate(), apart, None, {"y": rows}, steps=1)
     regression = blr.Model({"w": WEIGHTS}, {"y": factors.linear("y", {"w": "x"})})
     with pytest.raises(ValueError, match="takes 'x', which has entries that are not finite"):
         blr.fit(blr.conjugate(), regression, None, {"x": np.where(X > 1, np.nan, X), "y": TARGET}, steps=1)
@@ -397,6 +401,65 @@ def test_filling_of_ragged_rows_is_missing():
 
 
 # Errors.
+
+
+@pytest.mark.parametrize("rule", [blr.vmp(), blr.cvi(0.5), blr.cvi(0.5, sites=True)])
+def test_without_rows_the_posterior_is_the_prior(rule):
+    prior = blr.Gaussian(jnp.arange(3.0), 2 * jnp.eye(3))
+    terms = {"prior": factors.prior("w", prior), "y": factors.linear("y", {"w": "x"}, precision=4.0)}
+    data = {"x": np.zeros((0, 3)), "y": np.zeros(0)}
+    start = {"w": blr.Gaussian(jnp.zeros(3), jnp.eye(3))}
+    result = blr.fit(rule, blr.Model({"w": prior}, terms), start, data, steps=60, tolerance=1e-12)
+    assert result.reason == "converged"
+    assert_allclose(result.bound, 0.0, atol=1e-10)
+    assert_allclose(result.q["w"].mean, prior.mean, atol=1e-4)
+    assert_allclose(result.q["w"].precision, prior.precision, atol=1e-4)
+    assert result.loo().log_density.shape == (0,)
+
+
+def test_a_bound_without_a_prior_is_said_to_be_one_up_to_a_constant():
+    start, data = blr.Gaussian(jnp.zeros(2), jnp.eye(2)), {"x": X, "y": TARGET}
+    likelihood = factors.linear("y", {"w": "x"}, precision=4.0)
+    flat = blr.fit(blr.cvi(1.0), blr.Model({"w": start}, {"y": likelihood}), None, data, steps=2)
+    evidence = -0.5 * (np.linalg.lstsq(X, TARGET, rcond=None)[1][0] * 4 + np.linalg.slogdet(4 * X.T @ X)[1])
+    assert_allclose(flat.bound, evidence + 2 * np.log(4) - np.log(2 * np.pi), rtol=1e-10)  # for the density 1
+    assert not flat.normalized
+    assert "(up to the prior's constant)" in repr(flat)
+    model = blr.Model({"w": start}, {"prior": factors.prior("w", start), "y": likelihood})
+    known = blr.fit(blr.cvi(1.0), model, None, data, steps=2)
+    assert known.normalized
+    assert known.bound is not None
+    assert "constant" not in repr(known)
+    assert model.after(known.q).regularizer.normalized(known.q)
+    assert blr.fit(blr.em(), blr.Model({"w": start}, {"y": likelihood}), None, data, steps=1).normalized  # a likelihood
+
+
+def test_a_mixture_without_rows():
+    prior = blr.NormalWishart(jnp.zeros((2, 2)), jnp.ones(2), jnp.full(2, 4.0), jnp.broadcast_to(jnp.eye(2), (2, 2, 2)))
+    weights = blr.Dirichlet(jnp.ones(2))
+    terms = {"prior of weights": factors.prior("weights", weights), "prior": factors.prior("parts", prior)}
+    terms["y"] = factors.mixture("weights", factors.multivariate_normal("y", joint="parts"))
+    model = blr.Model({"weights": weights, "parts": prior}, terms)
+    assert_allclose(blr.fit(blr.vmp(), model, None, {"y": np.zeros((0, 2))}, steps=5).bound, 0.0, atol=1e-10)
+    local = latent_dirichlet(3, 2)
+    with pytest.raises(ValueError, match=r"no rows, and the local blocks \['shares'\]"):
+        blr.fit(blr.vmp(), local, None, {"words": jnp.zeros((0, 3), int), "counts": jnp.zeros((0, 3))}, steps=5)
+
+
+@pytest.mark.parametrize("wrong", [-1, 4])
+def test_words_that_are_not_in_the_vocabulary(wrong):
+    """JAX moves an index outside of an array to its end, and drops its derivative."""
+    model = latent_dirichlet(4, 2)
+    rows = documents([[5, 4, 0, 0], [6, 3, 0, 1], [0, 0, 4, 5]])
+    words = eqx.tree_at(lambda ragged: ragged.values, rows["words"], rows["words"].values.at[1, 2].set(wrong))
+    with pytest.raises(ValueError, match=rf"1 of 28 occurrences .* numbers {wrong}, .* 0, …, 3"):
+        blr.fit(blr.svi(1.0, local_steps=5), model, None, {**rows, "words": words}, steps=1)
+    value = jax.jit(expected_log.words)
+    table, shares = jnp.log(jnp.full((2, 4), 0.25)), jnp.log(jnp.full((3, 2), 0.5))
+    terms = value(shares, table, words.values, rows["counts"].values)
+    assert_allclose(terms, [9 * np.log(0.25), np.nan, 9 * np.log(0.25)])  # the padding of other rows may be anything
+    padded = rows["words"].values.at[0, 2].set(wrong)
+    assert_allclose(value(shares, table, padded, rows["counts"].values)[0], 9 * np.log(0.25))
 
 
 def test_wrong_models_say_what_is_wrong():

@@ -28,7 +28,12 @@ from .block_view import BlockView, batch_shape
 
 
 def expected(
-    function: Callable[[PyTree], Array], view: BlockView, points: Points, key: Key | None, local: bool
+    function: Callable[[PyTree], Array],
+    view: BlockView,
+    points: Points,
+    key: Key | None,
+    local: bool,
+    held: Callable[[PyTree], Array] | None = None,
 ) -> Array:
     """E function(θ) over a block, entry by entry, as a differentiable function of the block's displacement.
 
@@ -39,10 +44,12 @@ def expected(
         points: how the expectation is taken.
         key: a random key, for random points.
         local: whether the block has a member for each row of the data; the rows are then its first plates.
+        held: the function without the displacement of other blocks under the delta method, from which `Delta()` points
+            take the Hessian; by default the function itself.
     """
     owner = view.q.of if isinstance(view.q, Peak) else view.q
     if points.delta and isinstance(owner, GaussianFamily):
-        return _second_order_at_mean(function, view, owner, local)
+        return _second_order_at_mean(function, function if held is None else held, view, owner, local)
     if isinstance(view.q, Peak):
         if view.displaced:
             raise ValueError(
@@ -115,32 +122,34 @@ def _grid(points: Quadrature, member: Any, plates: int) -> tuple[PyTree, Array]:
     return nodes(member), grid_of(first).weights
 
 
-def _second_order_at_mean(function: Callable[[PyTree], Array], view: BlockView, owner: Any, local: bool) -> Array:
+def _second_order_at_mean(
+    function: Callable[[PyTree], Array], held: Callable[[PyTree], Array], view: BlockView, owner: Any, local: bool
+) -> Array:
     """f(m) + ½⟨∇²f(m), V⟩, whose derivatives in m and V are ∇f(m) and ½∇²f(m): Newton's, or Laplace's, message.
 
-    ∇²f(m) is held fixed under differentiation, else the derivative in m would have a third-order term. At a `Peak` V is
-    0, so that the value is f(θ_*) alone.
+    ∇²f(m) does not move with δ, else the message would have a third-order term. It does depend on q and on
+    hyper-parameters, and the slope of the evidence has that term. At a `Peak` V is 0: the value is f(θ_*) alone.
     """
     mean, covariance = view.mean, view.covariance
     plates = len(_plates(owner, local))
     dense = jax.tree.leaves(covariance)[0].ndim > jax.tree.leaves(mean)[0].ndim
     if dense:
-        to_tree, vector, matrix = owner._tree, mean, covariance
+        to_tree, vector, matrix, center = owner._tree, mean, covariance, view.held.mean
     else:
         lead = jax.tree.leaves(mean)[0].shape[:plates]
         flat = lambda x: jnp.concatenate([leaf.reshape((*lead, -1)) for leaf in jax.tree.leaves(x)], axis=-1)
         to_tree = lambda v: _unflatten(v, mean, plates)
-        vector, matrix = flat(mean), flat(covariance)
+        vector, matrix, center = flat(mean), flat(covariance), flat(view.held.mean)
     of_vector = lambda v: jnp.asarray(function(to_tree(v)))
     basis = jnp.eye(vector.shape[-1], dtype=vector.dtype)
     in_every_plate = lambda e: jnp.broadcast_to(e, vector.shape)
-    center = jax.lax.stop_gradient(vector)
+    held_of_vector = lambda v: jnp.asarray(held(to_tree(v)))
     shape, plate_shape = jax.eval_shape(of_vector, vector).shape, vector.shape[:plates]
     if shape[:plates] != plate_shape:
         raise ValueError(_coupled_plates(Delta(), plate_shape, shape))
 
     def second_derivative(e: Array, d: Array) -> Array:
-        slope = lambda v: jax.jvp(of_vector, (v,), (in_every_plate(e),))[1]
+        slope = lambda v: jax.jvp(held_of_vector, (v,), (in_every_plate(e),))[1]
         return jax.jvp(slope, (center,), (in_every_plate(d),))[1]
 
     if dense:
@@ -149,7 +158,6 @@ def _second_order_at_mean(function: Callable[[PyTree], Array], view: BlockView, 
     else:
         hessian = jax.vmap(lambda e: second_derivative(e, e))(basis)
         weights = jnp.moveaxis(matrix, -1, 0)
-    hessian = jax.lax.stop_gradient(hessian)
     axes = tuple(range(2 if dense else 1))
     weights = weights.reshape(weights.shape + (1,) * (hessian.ndim - weights.ndim))
     return of_vector(vector) + 0.5 * jnp.sum(hessian * weights, axis=axes)

@@ -16,6 +16,7 @@ small variance is never computed as the difference E θ² − (E θ)² of two la
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -24,6 +25,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from ..families.base import ExponentialFamily
+from ..families.latent.mixture import Mixture, Parts
 
 
 class BlockView(eqx.Module):
@@ -51,6 +53,11 @@ class BlockView(eqx.Module):
         # derivatives in the moments before it carries them back to μ, once.
         has_moments = hasattr(getattr(q, "of", q), "moments")  # a Peak has those of the family that it is the mode of
         self._moments = self.q.moments(self.shift) if has_moments else None
+
+    @property
+    def held(self) -> BlockView:
+        """This view with δ left out of derivatives in it: for parts of E log f that are not part of the message."""
+        return BlockView(self.q, jax.lax.stop_gradient(self.shift)) if self.displaced else self
 
     @property
     def expectation(self) -> PyTree:
@@ -94,6 +101,44 @@ class BlockView(eqx.Module):
         """The probability of every category of a categorical block, which is linear in δ."""
         last = -jnp.sum(self.shift, axis=-1, keepdims=True)
         return self.q.probabilities + jnp.concatenate([self.shift, last], axis=-1)
+
+
+class MixtureView(eqx.Module):
+    r"""A block whose q is a mixture, with the joint's expectation parameters (μ_1, …, μ_K, π) displaced by δ.
+
+    The blocks are independent under q, so that the expectation of a factor over a mixture is the average over the
+    components, $E_q\log f = \sum_kπ_kE_{q_k}\log f$: `average` shows the factor one component at a time, as the
+    `BlockView` that it reads in any other model.
+
+    Args:
+        q: the mixture.
+        shift: δ, a pytree like `q.expectation()`; None means 0.
+    """
+
+    q: Mixture
+    shift: Parts
+    displaced: bool = eqx.field(static=True)
+
+    def __init__(self, q: Mixture, shift: Parts | None = None):
+        self.q, self.displaced = q, shift is not None
+        self.shift = jax.tree.map(jnp.zeros_like, q.expectation()) if shift is None else shift
+
+    @property
+    def held(self) -> MixtureView:
+        """This view with δ left out of derivatives in it."""
+        return MixtureView(self.q, jax.lax.stop_gradient(self.shift)) if self.displaced else self
+
+    def average(self, function: Callable[[BlockView, Array], Array]) -> Array:
+        """Σ_k π_k function(the view of component k, k)."""
+        one = lambda component, shift, index: function(BlockView(component, shift if self.displaced else None), index)
+        values = jax.vmap(one)(self.q.components, self.shift.components, jnp.arange(self.q.count))
+        weights = BlockView(self.q.choice, self.shift.choice).probabilities
+        return jnp.tensordot(weights.astype(values.dtype), values, axes=1)
+
+
+def view_of(q: Any, shift: PyTree = None) -> Any:
+    """The view of a block: a `BlockView`, or a `MixtureView` of a mixture."""
+    return MixtureView(q, shift) if q.is_mixture else BlockView(q, shift)
 
 
 def batch_shape(q: ExponentialFamily) -> tuple[int, ...]:

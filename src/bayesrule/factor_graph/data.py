@@ -8,7 +8,8 @@ where the result is replaced by 0.
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -113,12 +114,52 @@ def check_rows_are_complete(name: str, observed: str, array: Any, shape: tuple[i
         shape: the shape of the factor's value: axes of the array beyond these are summed over within a term.
     """
     mask = np.asarray(array.observed) if isinstance(array, Masked) else ~np.isnan(values_of(array))
-    parts = mask.reshape((*mask.shape[: len(shape)], -1))
+    if np.all(mask):  # Much faster than one answer for each row.
+        return
+    parts = mask.reshape((*mask.shape[: len(shape)], math.prod(mask.shape[len(shape) :])))
     if np.any(parts.any(-1) & ~parts.all(-1)):
         raise ValueError(
             f"Factor {name!r} takes each row of {observed!r} whole, and some rows are missing in part: drop those "
             "rows, or use a factor with a term for each entry."
         )
+
+
+class Patterns(NamedTuple):
+    """Rows of which some are missing in part: what `Factor.for_missing_entries` and the factor that it returns take.
+
+    Attributes:
+        observed: which entries of a row are observed, all combinations that occur, (P, D).
+        numbers: the number of each row's combination.
+        rows: the rows, 0 in the place of missing entries; a row counts as observed where any of its entries is.
+    """
+
+    observed: np.ndarray
+    numbers: Array
+    rows: Masked
+
+
+def find_patterns(array: Any) -> Patterns | None:
+    """The combinations of observed entries; None if each row (the last axis) is observed or missing as a whole.
+
+    None too where that is not known yet, under `jit`.
+    """
+    is_tracer = any(isinstance(x, Tracer) for x in jax.tree.leaves(array))
+    if is_tracer or isinstance(array, Ragged) or len(array.shape) < 2:
+        return None
+    values = values_of(array)
+    if not isinstance(array, Masked) and not np.issubdtype(values.dtype, np.floating):
+        return None
+    mask = np.asarray(array.observed) if isinstance(array, Masked) else ~np.isnan(values)
+    if np.all(mask):
+        return None
+    some, every = np.asarray(mask.any(-1)), np.asarray(mask.all(-1))
+    if np.array_equal(some, every):
+        return None
+    observed, numbers = np.unique(mask[some], axis=0, return_inverse=True)
+    index = np.zeros(some.shape, np.int32)  # A row without any entry has the number of some pattern, and no term.
+    index[some] = numbers.reshape(-1)
+    rows = Masked(jnp.asarray(np.where(mask, values, 0)), jnp.asarray(np.repeat(some[..., None], mask.shape[-1], -1)))
+    return Patterns(observed, jnp.asarray(index), rows)
 
 
 def _split(array: Any) -> tuple[Array, Array | None]:
@@ -133,6 +174,8 @@ def _split(array: Any) -> tuple[Array, Array | None]:
         if not jnp.issubdtype(values.dtype, jnp.floating):
             return values, None
         observed = ~jnp.isnan(values)
+    if not values.size:  # A model without rows: the posterior is the prior.
+        return values, observed
     # An observed value is inside the likelihood's support, which a constant (0 for a Poisson rate, say) may not be.
     first = values.reshape(-1)[jnp.argmax(observed.reshape(-1))]
     replacement = jnp.where(jnp.any(observed), first, jnp.ones((), values.dtype))
@@ -142,13 +185,17 @@ def _split(array: Any) -> tuple[Array, Array | None]:
 def zero_where_missing(name: str, observed: Array, value: Array) -> Array:
     """A factor's value with 0 in the terms whose observations are missing.
 
-    A term of several entries needs all of them. A value that is one number for all rows cannot be corrected: it is NaN
-    if anything is missing.
+    A term of several entries needs all of them: it is NaN if some are missing (see `Model.for_data`). A value that is
+    one number for all rows cannot be corrected: it is NaN if anything is missing.
     """
     if value.ndim == 0:
         return jnp.where(jnp.all(observed), value, jnp.nan)
     if observed.ndim > value.ndim:
-        observed = jnp.all(observed, axis=tuple(range(value.ndim, observed.ndim)))
+        axes = tuple(range(value.ndim, observed.ndim))
+        some, observed = jnp.any(observed, axis=axes), jnp.all(observed, axis=axes)
+        in_part = (some & ~observed).reshape(some.shape + (1,) * (value.ndim - some.ndim))
+        value = jnp.where(in_part, jnp.nan, value)
+        observed = some
     observed = observed.reshape(observed.shape + (1,) * (value.ndim - observed.ndim))
     if jnp.broadcast_shapes(observed.shape, value.shape) != value.shape:
         raise ValueError(

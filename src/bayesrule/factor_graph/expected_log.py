@@ -10,7 +10,8 @@ Three kinds of functions:
   q, so the expectation of a product over different blocks is the product of expectations.
 - log p(y | f) of one row whose output f is Gaussian under q (`logit`, `probit`, `poisson`, `volatility`, `softmax`,
   `student`, `linear_row`): `LinearFactor` integrates these over f ~ N(m, v).
-- the same integrals in closed form (`linear`, `poisson_expected`, `volatility_expected`).
+- the same integrals in closed form (`linear`, `poisson_expected`, `volatility_expected`), or as good as that
+  (`logit_expected`, `probit_expected`, `student_expected`).
 
 Throughout, m and v (or V) are the mean and the variance (or covariance) of a Gaussian block under q; a constant in the
 place of a block has v = 0. The result has one entry for each row of the data along its first axis.
@@ -26,15 +27,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import gammaln
 from jax.scipy.stats import norm
 from jaxtyping import Array
 
 from ..families.gaussian.shared import SharedGaussian
+from ..numerics.special import expected_around_zero, expected_log_sigmoid
 from .block_view import BlockView
 from .factor import Factor
 
 _LOG_2PI = math.log(2 * math.pi)
+_GATHERED = 2**20  # how many numbers `multivariate_joint_of_observed` copies at a time
 
 Views = dict[str, BlockView]
 """The blocks of a factor by role ("mean", "precision", …), each as the factor's view of it."""
@@ -162,13 +166,58 @@ def multivariate_joint(mu: tuple[Array, ...], products: Array) -> Array:
         products: `row_products(y)`, computed once for all steps (the factor's `features`).
     """
     log_det, precision, cross, square = mu
-    size = cross.shape[-1]
-    upper = np.triu_indices(size)
-    # A pair i < j stands for the two equal terms y_i Λ_ij y_j and y_j Λ_ji y_i, so the factor ½ is absent there.
-    halves = jnp.where(upper[0] == upper[1], 0.5, 1.0).astype(precision.dtype) * precision[..., upper[0], upper[1]]
-    weights = jnp.concatenate([0.5 * (log_det - square - size * _LOG_2PI)[..., None], cross, -halves], axis=-1)
+    weights = _weights_of_products(log_det, precision, cross, square, cross.shape[-1])
     values = drop_plate_axis(products) @ weights.reshape(-1, weights.shape[-1]).T
     return values.reshape((-1, *log_det.shape))
+
+
+def _weights_of_products(log_det: Array, precision: Array, cross: Array, square: Array, size: Any) -> Array:
+    """By what `row_products` are multiplied in `multivariate_joint`, (…, 1 + D + D(D+1)/2); `size` counts entries."""
+    upper = np.triu_indices(cross.shape[-1])
+    # A pair i < j stands for the two equal terms y_i Λ_ij y_j and y_j Λ_ji y_i, so the factor ½ is absent there.
+    halves = jnp.where(upper[0] == upper[1], 0.5, 1.0).astype(precision.dtype) * precision[..., upper[0], upper[1]]
+    return jnp.concatenate([0.5 * (log_det - square - size * _LOG_2PI)[..., None], cross, -halves], axis=-1)
+
+
+def multivariate_joint_of_observed(patterns: Array, mu: tuple[Array, ...], index: Array, products: Array) -> Array:
+    r"""$\log ∫ \exp E\log N(y_n \mid x, Λ^{-1})\,dy_n^m$: `multivariate_joint` with the missing entries integrated out.
+
+    $\max_{q(y^m)} E_q[E\log N(y_n \mid x, Λ^{-1}) − \log q(y^m)]$ is that integral, and its derivatives are the
+    messages with the best q, which is Gaussian. With o the observed and m the missing entries of a row, and
+    $M = EΛ_{mm}$, it is the same function of $y^o$, with $EΛ_{oo} − EΛ_{om}M^{-1}EΛ_{mo}$ in the place of $EΛ$,
+    $E[Λx]_o − EΛ_{om}M^{-1}E[Λx]_m$, $E[x^⊤Λx] − E[Λx]_m^⊤M^{-1}E[Λx]_m$ and $E\log|Λ| − \log|M|$. At a point mass of
+    (x, Λ) that is the density of the observed entries.
+
+    Args:
+        patterns: which entries are observed, (P, D), all combinations that occur.
+        mu: as for `multivariate_joint`.
+        index: the number of each row's pattern, (N,).
+        products: `row_products(y)`, with any finite numbers for the missing entries.
+    """
+    log_det, precision, cross, square = mu
+    size = cross.shape[-1]
+    observed = jnp.asarray(patterns).reshape((-1, *(1,) * log_det.ndim, size))  # (P, 1, D) beside plates (K,)
+    missing = ~observed
+    pairs = lambda left, right: left[..., :, None] & right[..., None, :]
+    factored = jnp.linalg.cholesky(jnp.where(pairs(missing, missing), precision, jnp.eye(size, dtype=precision.dtype)))
+    rows = jnp.where(pairs(missing, observed), precision, 0.0), jnp.where(missing, cross, 0.0)[..., None]
+    rows = solve_triangular(factored, jnp.concatenate(rows, axis=-1), lower=True)
+    removed = jnp.swapaxes(rows, -1, -2) @ rows  # [Λ_om, x_m]ᵀ M⁻¹ [Λ_mo, x_m] with x_m = E[Λx]_m
+    log_det = log_det - 2 * jnp.sum(jnp.log(jnp.diagonal(factored, axis1=-2, axis2=-1)), axis=-1)
+    precision = jnp.where(pairs(observed, observed), precision, 0.0) - removed[..., :size, :size]
+    cross = jnp.where(observed, cross, 0.0) - removed[..., :size, size]
+    square = square - removed[..., size, size]
+    weights = _weights_of_products(log_det, precision, cross, square, jnp.sum(observed, axis=-1))
+    rows = drop_plate_axis(products)
+    # A copy of the weights for every row may not fit into memory, so that long data are taken in chunks, whose copies
+    # the reverse mode makes anew. A chunk has at least P rows, because the derivative in the weights, which is as large
+    # as they are, is added up once for each chunk.
+    chunk = max(len(weights), _GATHERED // max(1, weights[0].size))
+    if len(rows) <= chunk:
+        return jnp.einsum("nf,n...f->n...", rows, weights[index])
+    # A map over the numbers of the rows copies these in chunks too; a map over the rows would copy them all.
+    numbers, of_row = jnp.asarray(index), jax.checkpoint(lambda row: weights[numbers[row]] @ rows[row])
+    return jax.lax.map(of_row, jnp.arange(len(rows)), batch_size=chunk)
 
 
 def linear(constants: Any, mean: Array, variance: Array, y: Array, *others: Any) -> Array:
@@ -359,7 +408,8 @@ def words(document: Array, topics: Array, words: Array, counts: Array) -> Array:
     Args:
         document: E log θ, (N, K), μ of a Dirichlet block with a member for each document.
         topics: E log β, (K, V), μ of a Dirichlet block with a plate for each topic.
-        words: which words occur, (N, L), as numbers below V; any where a row is padded.
+        words: which words occur, (N, L), as numbers 0, …, V − 1; any where a row is padded. A document with another
+            number has the value NaN.
         counts: n_w, (N, L), how often each occurs; 0 in the padding.
     """
     # exp(a + b) = exp(a) exp(b): exponentials of each table and one matrix product cost far less than the exponentials
@@ -373,7 +423,9 @@ def words(document: Array, topics: Array, words: Array, counts: Array) -> Array:
     document_max = jax.lax.stop_gradient(jnp.max(document, axis=-1, keepdims=True))
     sums = jnp.einsum(letters, jnp.exp(table - topic_max), jnp.exp(document - document_max))
     log_sums = jnp.log(sums + jnp.finfo(table.dtype).tiny) + jnp.squeeze(topic_max, axis) + document_max
-    return jnp.sum(counts * log_sums, axis=-1)
+    # An index outside of the table reads its last row and drops the derivative, without a word.
+    unknown = ((words < 0) | (words >= topics.shape[-1])) & (counts != 0)
+    return jnp.sum(jnp.where(unknown, jnp.nan, counts) * log_sums, axis=-1)
 
 
 # Likelihoods of one row given its output f, and their expectations over f ~ N(m, v) where these are known.
@@ -384,9 +436,19 @@ def logit(f: Array, y: Array) -> Array:
     return jax.nn.log_sigmoid((2.0 * y - 1) * f)
 
 
+def logit_expected(mean: Array, variance: Array, y: Array) -> Array:
+    r"""$E\log p(y \mid f) = E\log σ((2y−1)f)$ for f ~ N(m, v), the expectation of `logit`, exact at any variance."""
+    return expected_log_sigmoid((2.0 * y - 1) * mean, variance)
+
+
 def probit(f: Array, y: Array) -> Array:
     r"""$\log p(y \mid f) = \log Φ((2y − 1)f)$ for y ∈ {0, 1}."""
     return norm.logcdf((2.0 * y - 1) * f)
+
+
+def probit_expected(mean: Array, variance: Array, y: Array) -> Array:
+    r"""$E\log p(y \mid f) = E\log Φ((2y−1)f)$ for f ~ N(m, v), the expectation of `probit`, at any variance."""
+    return expected_around_zero(norm.logcdf, (2.0 * y - 1) * mean, variance, 1.0)
 
 
 def poisson(f: Array, y: Array) -> Array:
@@ -423,7 +485,18 @@ def student(dof: Array, scale: Array, f: Array, y: Array) -> Array:
         f: the output, the location of y.
         y: the observation.
     """
-    ratio = ((y - f) / scale) ** 2 / dof
+    return _student_at(dof, scale, y - f)
+
+
+def student_expected(dof: Array, scale: Array, mean: Array, variance: Array, y: Array) -> Array:
+    r"""E log t_ν(y | f, s) for f ~ N(m, v), the expectation of `student`, at any variance. Other arguments as there."""
+    bend = jnp.sqrt(dof) * scale  # log(1 + gap²/νs²) is a parabola within it and a logarithm beyond.
+    at = lambda gap: _student_at(dof[..., None], scale[..., None], gap)
+    return expected_around_zero(at, y - mean, variance, bend)
+
+
+def _student_at(dof: Array, scale: Array, gap: Array) -> Array:
+    ratio = (gap / scale) ** 2 / dof
     constant = gammaln(0.5 * (dof + 1)) - gammaln(0.5 * dof) - 0.5 * jnp.log(dof * math.pi) - jnp.log(scale)
     return constant - 0.5 * (dof + 1) * jnp.log1p(ratio)
 

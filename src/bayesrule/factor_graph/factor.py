@@ -18,7 +18,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.tree_util import Partial
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from ..families.base import ExponentialFamily
 from ..numerics.random import Key
@@ -105,6 +105,15 @@ class Factor(eqx.Module):
         """Whether its points are random, so that `value` needs a key."""
         return any(points.random for points in self.points.values())
 
+    @property
+    def second_order(self) -> bool:
+        """Whether it takes an expectation to second order at the mean (the delta method).
+
+        The fixed point of its messages is then Newton's or Laplace's, and not the maximum of the bound. A factor of
+        another factor's terms answers for that one, here as in `random`.
+        """
+        return any(points.delta for points in self.points.values())
+
     def value(
         self,
         views: Mapping[str, BlockView],
@@ -141,6 +150,30 @@ class Factor(eqx.Module):
         """
         return value
 
+    def for_missing_entries(self, patterns: Bool[Array, "P D"], data: tuple[str, str]) -> Factor | None:
+        """The same factor for observations of which some rows (their last axis) are missing in part.
+
+        `Model.for_data` calls it outside of `jit`, and only where there are such rows. By default there is no such
+        factor: each row has to be observed or missing as a whole.
+
+        Args:
+            patterns: which entries of a row are observed, all combinations that occur.
+            data: the names of the two arrays that the new factor takes: the number of each row's pattern, and the rows,
+                in which a missing entry has any finite value.
+        """
+        return None
+
+    def check(self, name: str, blocks: Mapping[str, ExponentialFamily], arrays: Mapping[str, Any]) -> None:
+        """Raise where the data cannot be this factor's. By default nothing is wrong.
+
+        Called once before a fit, outside of `jit`, after the model has checked names, rows and shapes.
+
+        Args:
+            name: the factor's name in the model, for the message.
+            blocks: q's members of the factor's blocks.
+            arrays: the data that the factor names, as the user gave them.
+        """
+
     def _integrated(
         self, place: int, arguments: tuple, views: Mapping[str, BlockView], arrays: list, keys: list, local: Any
     ) -> Array:
@@ -150,7 +183,10 @@ class Factor(eqx.Module):
         name = self.blocks[place]
         rest = lambda argument: self._integrated(place + 1, (*arguments, argument), views, arrays, keys, local)
         if name in self.points:
-            return expected(rest, views[name], self.points[name], keys[place], name in local)
+            # The Hessian of the delta method is no part of a message: what it is computed from does not move with δ.
+            held = {n: view.held if n in self.points and self.points[n].delta else view for n, view in views.items()}
+            rest_held = lambda argument: self._integrated(place + 1, (*arguments, argument), held, arrays, keys, local)
+            return expected(rest, views[name], self.points[name], keys[place], name in local, rest_held)
         return rest(views[name].expectation if self.of == "expectation" else views[name])
 
     def __str__(self) -> str:

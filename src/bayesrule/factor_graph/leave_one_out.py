@@ -13,11 +13,13 @@ from collections.abc import Mapping
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ..families.product import Product
+from ..numerics.linalg import root_rows
 from .block_view import BlockView
-from .data import Rows, observed_data
+from .data import Rows, observed_data, zero_where_missing
 from .linear_factor import LinearFactor
 from .model import Model
 from .sites import message
@@ -68,6 +70,11 @@ def leave_one_out(model: Model, q: Product, data: PyTree, factor: str | None = N
             "Rows with local blocks cannot be left out by removing a message, because their own q would go with them: "
             "refit without them."
         )
+    if q.has_mixtures:
+        raise ValueError(
+            "A row of a model with a Mixture block cannot be left out by removing its message, which would have to be "
+            "removed from the weights too: refit without the row."
+        )
     if factor is None and len(with_rows) != 1:
         raise ValueError(
             f"The rows of one factor can be left out, and the factors with rows are {with_rows}. Pass factor=…, for "
@@ -80,7 +87,18 @@ def leave_one_out(model: Model, q: Product, data: PyTree, factor: str | None = N
         raise ValueError(
             "Weighted rows cannot be left out one by one, since a weight stands for many: fit without weights."
         )
-    result = _leave_one_out(model, q, data, name)
+    if not model.rows(data):
+        nothing = jnp.zeros(0)
+        return LeaveOneOut(nothing, nothing, nothing.astype(bool))
+    result, errors = _leave_one_out(model, q, data, name)
+    coarse = int(jnp.sum(errors > _LARGEST_ERROR))
+    if coarse:
+        warnings.warn(
+            f"The log densities of {coarse} of {errors.size} rows are known to about {float(jnp.nanmax(errors)):.1g} "
+            "nats only: without the row its outputs vary so widely that the grid over them is too coarse. Refit "
+            "without the row to score it.",
+            stacklevel=3,
+        )
     improper = int(jnp.sum(~result.proper))
     if improper:
         warnings.warn(
@@ -92,68 +110,82 @@ def leave_one_out(model: Model, q: Product, data: PyTree, factor: str | None = N
     return result
 
 
+_LARGEST_ERROR = 0.01  # The integration error of a log density, in nats, beyond which it is mentioned.
+
+
 @eqx.filter_jit
-def _leave_one_out(model: Model, q: Product, data: PyTree, name: str) -> LeaveOneOut:
+def _leave_one_out(model: Model, q: Product, data: PyTree, name: str) -> tuple[LeaveOneOut, Array]:
+    """The densities, and the integration error of each."""
     factor, rows = model.factors[name], model.batch_rows(data)
     # The key is fixed, so that the result is a function of q and the data; factors without random points ignore it.
     row_messages, views = message(model, name, q, rows, jax.random.key(0)), model.views(q)
     arrays, observed = observed_data(factor, rows)
     if isinstance(factor, LinearFactor):
-        log_density, influence, proper = _leave_out_in_output_space(factor, row_messages["outputs"], views, arrays)
+        log_density, influence, proper, errors = _leave_out_in_output_space(
+            factor, row_messages["outputs"], views, arrays, observed
+        )
     else:
         log_density, influence, proper = _leave_out_in_natural_parameters(model, name, q, rows, row_messages)
+        errors = jnp.zeros_like(log_density)
     if observed is not None:
         present = jnp.any(observed.reshape((observed.shape[0], -1)), axis=-1)
         log_density, influence = jnp.where(present, log_density, 0.0), jnp.where(present, influence, 0.0)
-        proper = proper | ~present
-    return LeaveOneOut(jnp.where(proper, log_density, jnp.nan), jnp.where(proper, influence, jnp.nan), proper)
+        errors, proper = jnp.where(present, errors, 0.0), proper | ~present
+    log_density, influence = (jnp.where(proper, x, jnp.nan) for x in (log_density, influence))
+    return LeaveOneOut(log_density, influence, proper), jnp.where(proper, errors, 0.0)
 
 
 def _leave_out_in_output_space(
-    factor: LinearFactor, row_messages: tuple[Array, Array], views: Mapping[str, BlockView], data: Mapping[str, Array]
-) -> tuple[Array, Array, Array]:
-    """Log densities, influences and properness, computed for the output f_n alone.
+    factor: LinearFactor,
+    row_messages: tuple[Array, Array],
+    views: Mapping[str, BlockView],
+    data: Mapping[str, Array],
+    observed: Array | None,
+) -> tuple[Array, Array, Array, Array]:
+    r"""Log densities, influences, properness and integration errors, computed for the output f_n alone.
 
-    q and its cavity differ by a function of f_n, so that their KL divergence is that of f_n's two distributions.
+    q and its cavity differ by a function of f_n, so that their KL divergence is that of f_n's two distributions. The
+    output's covariance $V = RR^⊤$ has no inverse where there are more outputs than states behind them. So both are
+    written in the ε of $f = m + Rε$, in which q is N(0, I) and the row's message $ν^⊤f − ½f^⊤κf$ leaves a cavity with
+    the precision $B = I − R^⊤κR$ and the mean $e = −B^{−1}R^⊤(ν − κm)$.
     """
-    mean, covariance = factor.outputs(views, data)
-    linear, curvature = row_messages  # The row's message is νᵀf − ½ fᵀκf.
+    output_mean, output_covariance = factor.outputs(views, data)
+    mean, covariance = output_mean, output_covariance
+    linear, curvature = row_messages
     if mean.ndim == 1:
         mean, covariance = mean[:, None], covariance[:, None, None]
         linear, curvature = linear[:, None], curvature[:, None, None]
     elif covariance.ndim == mean.ndim:
         diagonal = lambda x: x[..., None] * jnp.eye(x.shape[-1], dtype=x.dtype)
         covariance, curvature = diagonal(covariance), diagonal(curvature)
-    precision = jnp.linalg.inv(covariance)
-    cavity_precision = precision - curvature
-    pivots = jnp.diagonal(jnp.linalg.cholesky(cavity_precision), axis1=1, axis2=2) ** 2
+    rows_of_root = root_rows(covariance)  # Rᵀ
+    product = jnp.einsum("nak,nkl,nbl->nab", rows_of_root, curvature, rows_of_root)  # RᵀκR
+    eye = jnp.eye(product.shape[-1], dtype=product.dtype)
+    factored = jnp.linalg.cholesky(eye - product)
+    pivots = jnp.diagonal(factored, axis1=1, axis2=2) ** 2
     # A cavity precision that is no larger than the rounding error of the difference counts as improper.
-    rounding = 1e3 * pivots.shape[-1] * jnp.finfo(pivots.dtype).eps
-    proper = jnp.all(pivots > rounding * jnp.diagonal(precision, axis1=1, axis2=2), axis=1)
-    safe_precision = jnp.where(proper[:, None, None], cavity_precision, precision)
-    cavity_covariance = jnp.linalg.inv(safe_precision)
-    natural = jnp.einsum("nkl,nl->nk", precision, mean) - linear
-    cavity_mean = jnp.einsum("nkl,nl->nk", cavity_covariance, natural)
-    size, mean_shift = mean.shape[-1], cavity_mean - mean
-    log_det = lambda x: jnp.linalg.slogdet(x)[1]
-    trace = jnp.einsum("nkl,nlk->n", safe_precision, covariance)
-    square = jnp.einsum("nk,nkl,nl->n", mean_shift, safe_precision, mean_shift)
-    influence = 0.5 * (trace - size - log_det(safe_precision) + log_det(precision) + square)
+    proper = jnp.all(pivots > 1e3 * pivots.shape[-1] * jnp.finfo(pivots.dtype).eps, axis=1)
+    factored = jnp.asarray(jnp.where(proper[:, None, None], factored, eye))
+    slope = linear - jnp.einsum("nkl,nl->nk", curvature, mean)
+    whitened = solve_triangular(factored, -jnp.einsum("nak,nk->na", rows_of_root, slope)[..., None], lower=True)
+    square = jnp.sum(whitened**2, axis=(1, 2))  # eᵀBe
+    half_log_det = jnp.sum(jnp.log(jnp.diagonal(factored, axis1=1, axis2=2)), axis=1)  # ½ log|B|
+    trace = jnp.trace(product, axis1=1, axis2=2)  # tr κV
+    influence = 0.5 * (square - trace) - half_log_det
     if factor.conjugate:
         # The row's term is ⟨λ̃, T⟩ + c exactly, so that log E_{q₋ₙ} p = c + A(λ) − A(λ − λ̃).
-        # The factor takes a variance (N,) for a single output, and a full covariance (N, K, K) for several.
-        moments = (mean[:, 0], covariance[:, 0, 0]) if size == 1 else (mean, covariance)
-        value = factor.expected_log_likelihood(*moments, views, data, None)
+        value = factor.expected_log_likelihood(output_mean, output_covariance, views, data, None)
+        value = value if observed is None else zero_where_missing(str(factor), observed, value)
         value = jnp.sum(value.reshape((value.shape[0], -1)), axis=1)
-        second_moment = covariance + mean[:, :, None] * mean[:, None, :]
-        constant = value - jnp.einsum("nk,nk->n", linear, mean)
-        constant = constant + 0.5 * jnp.einsum("nkl,nkl->n", curvature, second_moment)
-        log_partition = lambda p, m: 0.5 * jnp.einsum("nk,nkl,nl->n", m, p, m) - 0.5 * log_det(p)
-        log_density = constant + log_partition(precision, mean) - log_partition(safe_precision, cavity_mean)
-        return log_density, influence, proper
-    if size == 1:
-        return factor.log_predictive(cavity_mean[:, 0], cavity_covariance[:, 0, 0], views, data), influence, proper
-    return factor.log_predictive(cavity_mean, cavity_covariance, views, data), influence, proper
+        return value + 0.5 * (trace - square) + half_log_det, influence, proper, jnp.zeros_like(influence)
+    shift = solve_triangular(factored, whitened, lower=True, trans="T")[..., 0]
+    cavity_mean = mean + jnp.einsum("nak,na->nk", rows_of_root, shift)
+    half = solve_triangular(factored, rows_of_root, lower=True)
+    cavity_covariance = jnp.einsum("nak,nal->nkl", half, half)
+    if output_mean.ndim == 1:
+        cavity_mean, cavity_covariance = cavity_mean[:, 0], cavity_covariance[:, 0, 0]
+    log_density, errors = factor.log_predictive(cavity_mean, cavity_covariance, views, data, observed)
+    return log_density, influence, proper, errors
 
 
 def _leave_out_in_natural_parameters(

@@ -72,6 +72,10 @@ class LinearFactor(Factor):
     def random(self) -> bool:
         return self.integration.random and self.closed is None
 
+    @property
+    def second_order(self) -> bool:
+        return self.integration.delta and self.closed is None
+
     def input_width(self, block: Any) -> int:
         """How many inputs a row of the data has for a block of q."""
         shape = jnp.shape(block.mode())
@@ -84,7 +88,10 @@ class LinearFactor(Factor):
         key: Key | None = None,
         local: frozenset[str] = frozenset(),
     ) -> Array:
-        return self.expected_log_likelihood(*self.outputs(views, data, local), views, data, key)
+        center = None
+        if self.second_order:
+            center = self.outputs({name: view.held for name, view in views.items()}, data, local)[0]
+        return self.expected_log_likelihood(*self.outputs(views, data, local), views, data, key, center)
 
     def outputs(
         self, views: Mapping[str, BlockView], data: Mapping[str, Array], local: frozenset[str] = frozenset()
@@ -102,7 +109,13 @@ class LinearFactor(Factor):
         return mean, sum(covariances[1:], start=covariances[0])
 
     def expected_log_likelihood(
-        self, mean: Array, covariance: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Key | None
+        self,
+        mean: Array,
+        covariance: Array,
+        views: Mapping[str, BlockView],
+        data: Mapping[str, Array],
+        key: Key | None,
+        center: Array | None = None,
     ) -> Array:
         """E log p(y_n | f_n) of every row, for f_n ~ N(mean, covariance).
 
@@ -114,6 +127,8 @@ class LinearFactor(Factor):
             views: the blocks, of which only the `others` are read.
             data: the arrays that the factor names.
             key: a random key, if `random`.
+            center: for `Delta()` points, where the Hessian is taken: the mean, without what is differentiated for the
+                message. By default that is the mean, held fixed.
         """
         row, y = self._row(views), data[self.data[-1]]
         if len(mean) != len(y):
@@ -136,19 +151,45 @@ class LinearFactor(Factor):
                 return value
             return jax.vmap(lambda m, v, y: self.closed(m, v, y, *others))(mean, variance, y)
         if self.integration.delta:
-            return _second_order_at_mean(row, mean, covariance, y)
+            center = jax.lax.stop_gradient(mean) if center is None else center
+            return _second_order_at_mean(row, mean, covariance, y, center)
         values, weights = _at_points(row, mean, covariance, y, self.integration, key)
         return jnp.tensordot(weights, values, axes=1)
 
+    def second_derivatives(self, mean: Array, views: Mapping[str, BlockView], data: Mapping[str, Array]) -> Array:
+        """∂² log p(y_n | f_n) at f_n = mean: (N,), or a matrix for each row with several outputs. For `narrowed`."""
+        return _hessians(self._row(views), mean, data[self.data[-1]])
+
     def log_predictive(
-        self, mean: Array, covariance: Array, views: Mapping[str, BlockView], data: Mapping[str, Array]
-    ) -> Array:
-        """log E p(y_n | f_n) of every row, for f_n ~ N(mean, covariance), by a fine grid. For `leave_one_out`."""
+        self,
+        mean: Array,
+        covariance: Array,
+        views: Mapping[str, BlockView],
+        data: Mapping[str, Array],
+        observed: Array | None = None,
+    ) -> tuple[Array, Array]:
+        """log E p(y_n | f_n) of every row, for f_n ~ N(mean, covariance), by a fine grid. For `leave_one_out`.
+
+        Arguments as for `expected_log_likelihood`; `observed` masks the entries of y that count, all by default.
+
+        Returns:
+            the logarithms, and their differences from those of a grid with three quarters of the nodes.
+        """
         order = 64 if mean.ndim == 1 else max(4, int(4096 ** (1 / mean.shape[-1])))
-        row = self._row(views)
-        summed = lambda f, y: jnp.sum(row(f, y))
-        values, weights = _at_points(summed, mean, covariance, data[self.data[-1]], Quadrature(order), None)
-        return jax.nn.logsumexp(values, axis=0, b=weights[:, None])
+        row, y = self._row(views), data[self.data[-1]]
+        mask = jnp.ones(y.shape, bool) if observed is None else observed
+
+        def observed_part(f: Array, example: tuple[Array, Array]) -> Array:
+            value, seen = row(f, example[0]), example[1]
+            # One term for several entries needs all of them (see `zero_where_missing`).
+            return jnp.sum(jnp.where(seen if value.ndim else jnp.all(seen), value, 0.0))
+
+        def at(order: int) -> Array:
+            values, weights = _at_points(observed_part, mean, covariance, (y, mask), Quadrature(order), None)
+            return jax.nn.logsumexp(values, axis=0, b=weights[:, None])
+
+        fine = at(order)
+        return fine, jnp.abs(fine - at(3 * order // 4))
 
     def _others(self, views: Mapping[str, BlockView]) -> list[Any]:
         return [views[name].expectation for name in self.blocks[len(self.predictors) :]]
@@ -186,13 +227,22 @@ def _projected(view: BlockView, x: Array | None, local: bool) -> tuple[Array, Ar
     return x @ mean.reshape(outputs, size).T, jnp.einsum("np,kplq,nq->nkl", x, joint, x)
 
 
-def _second_order_at_mean(row: Callable, mean: Array, covariance: Array, y: Any) -> Array:
-    """log p(y | m) + ½⟨∇²log p(y | m), V⟩: its derivatives in m and V are those of log p at the mean (Newton's)."""
-    hessian = jax.lax.stop_gradient(jax.vmap(jax.hessian(lambda f, y: jnp.sum(row(f, y))))(mean, y))
+def _second_order_at_mean(row: Callable, mean: Array, covariance: Array, y: Any, center: Array) -> Array:
+    """log p(y | m) + ½⟨∇²log p(y | c), V⟩ at c = m.
+
+    The derivatives in m and V are those of log p at the mean (Newton's), because m is differentiated for the message
+    and the center c is not. A derivative of the whole in q or in a hyper-parameter moves both, so that the third
+    derivatives of log p are in the slope of the evidence (Rasmussen and Williams, 2006, eq. 5.23).
+    """
+    hessian = _hessians(row, center, y)
     letters = "n,n->n" if mean.ndim == 1 else "nkk,nk->n" if covariance.ndim == mean.ndim else "nkl,nkl->n"
     value = jax.vmap(row)(mean, y)
     correction = 0.5 * jnp.einsum(letters, hessian, covariance)
     return value + correction if value.ndim == 1 else jnp.sum(value, axis=tuple(range(1, value.ndim))) + correction
+
+
+def _hessians(row: Callable, mean: Array, y: Any) -> Array:
+    return jax.vmap(jax.hessian(lambda f, y: jnp.sum(row(f, y))))(mean, y)
 
 
 def _at_points(

@@ -24,20 +24,32 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..families.base import ExponentialFamily, Family
+from ..families.dirichlet import Beta, Dirichlet
+from ..families.gamma import Gamma, NormalGamma
+from ..families.gaussian.base import GaussianFamily
+from ..families.gaussian.diagonal import DiagonalGaussian
+from ..families.gaussian.full import Gaussian
+from ..families.latent.mixture import Mixture
 from ..families.point_mass import Peak
 from ..families.product import Product
+from ..families.wishart import NormalWishart, Wishart
 from ..numerics.checks import bare
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective, not_separable
 from ..objectives.batches import Weighted
 from ..objectives.regularizers import Flat, Regularizer
+from ..points.base import Points
+from ..points.quadrature import Quadrature
+from ..points.sampling import QuasiMonteCarlo
 from ..steps.schedule import number
-from .block_view import BlockView
+from .block_expectation import expected
+from .block_view import BlockView, MixtureView, view_of
 from .data import (
     Masked,
     Ragged,
     Rows,
     check_rows_are_complete,
+    find_patterns,
     has_nonfinite,
     observed_data,
     values_of,
@@ -45,14 +57,24 @@ from .data import (
 )
 from .factor import Factor, prior
 
+_GRID_ORDERS = {1: 64, 2: 24, 3: 12}  # nodes of E log r_z in each dimension of a mixture block
+_SCATTERED = 512  # and how many scattered points in more dimensions
 _FEATURES = "features of "  # the prefix under which `prepare` adds a factor's features to the data
 
 
 class PriorsInFactors(Flat):
-    """No regularizer: the priors of a model are factors, whose constants are in the bound."""
+    """No regularizer: the priors of a model are factors, whose constants are in the bound.
+
+    Args:
+        without: the names of the blocks that have no prior, whose bound is one up to a constant. A point mass, such as
+            EM's, needs none: its bound is a likelihood.
+    """
+
+    without: tuple[str, ...] = eqx.field(static=True, default=())
 
     def normalized(self, q: Family) -> bool:
-        return True
+        blocks = getattr(q, "blocks", {})
+        return all(isinstance(blocks.get(name), Peak) for name in self.without)
 
 
 class Model(AbstractObjective[Product]):
@@ -63,7 +85,9 @@ class Model(AbstractObjective[Product]):
     N/M, except for the messages to local blocks, each of which has only its own row's.
 
     Args:
-        blocks: each block's family by name, and the member that it starts from; leading axes are plates.
+        blocks: each block's family by name, and the member that it starts from; leading axes are plates. A `Mixture` of
+            Gaussians is a block without plates: E log f is averaged over its components, and its entropy is integrated
+            on a grid in up to three dimensions, at 512 evenly spaced points in more.
         factors: the terms of the log-joint by name: `blr.Factor`, or the ready-made ones of `bayesrule.factors`.
         local: blocks with a member for each row of the data (a mixture's assignments, a document's topics): give one
             row's member, from which all rows start.
@@ -118,9 +142,12 @@ class Model(AbstractObjective[Product]):
                 f"A block is either one for all rows or one for each (local=), and {sorted(both)} is both."
             )
         known = {**local, **blocks}
-        wrong = {name: type(q).__name__ for name, q in known.items() if not isinstance(q, ExponentialFamily)}
+        wrong = {name: type(q).__name__ for name, q in known.items() if not isinstance(q, ExponentialFamily | Mixture)}
         if wrong or not known:
-            raise ValueError(f"A model's blocks are exponential families by name, got {wrong or 'none'}.")
+            raise ValueError(
+                f"A model's blocks are exponential families, or mixtures of Gaussians, by name, got {wrong or 'none'}."
+            )
+        _check_mixtures(blocks, local)
         single = [name for name, q in local.items() if q.unbatchable]
         if single:
             kind = type(local[single[0]]).__name__
@@ -142,11 +169,16 @@ class Model(AbstractObjective[Product]):
                 f"No factor touches the block {unused[0]!r}, so there is nothing to infer it from: give it a prior."
             )
         self.blocks, self.local, self.factors = dict(blocks), local, dict(factors)
-        self.order, self.size, self.regularizer, self.aux = (*local, *blocks), size, PriorsInFactors(), None
+        self.order, self.size, self.aux = (*local, *blocks), size, None
+        self.regularizer = PriorsInFactors(_without_prior(known, self.factors))
         self.fixed_views, self.scales_rows, self.is_conditional, self.first_prior = {}, True, False, None
 
     def _with(self, **changes: Any) -> Model:
-        return bare(Model, **{f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | changes)
+        fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)} | changes
+        if "factors" in changes and not fields["is_conditional"]:
+            known = {**fields["local"], **fields["blocks"]}
+            fields["regularizer"] = PriorsInFactors(_without_prior(known, fields["factors"]))
+        return bare(Model, **fields)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -157,6 +189,19 @@ class Model(AbstractObjective[Product]):
     def random(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on the factors
         """Whether a factor is evaluated at random points."""
         return any(factor.random for factor in self.factors.values())
+
+    def judges_steps(self, batch: PyTree) -> bool:
+        """Whether the bound on this batch says if a step was good: on all rows, and at points that do not change.
+
+        It does not if a factor is integrated by the delta method: the fixed point of its messages is Newton's or
+        Laplace's, and not the maximum of the bound.
+        """
+        return not (self.random or self.second_order or self.batch_rows(batch).index is not None)
+
+    @property
+    def second_order(self) -> bool:
+        """Whether a factor is integrated by the delta method."""
+        return any(factor.second_order for factor in self.factors.values())
 
     @property
     def takes_data(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on the factors
@@ -194,6 +239,9 @@ class Model(AbstractObjective[Product]):
 
     # Rows of data.
 
+    def share(self, batch: PyTree) -> Any:
+        return None if self.size is None or not self.takes_data else self.rows(batch) / self.size
+
     def rows(self, batch: PyTree) -> int:
         """How many rows the data have. Raises where arrays are missing or differ in their number of rows."""
         examples = self.batch_rows(batch).examples
@@ -207,7 +255,36 @@ class Model(AbstractObjective[Product]):
         counts = {shape[:1] for shape in shapes.values()}
         if len(counts) != 1 or () in counts:
             raise ValueError(f"The data need the same number of rows along their first axes, got {shapes}.")
-        return counts.pop()[0]
+        count = counts.pop()[0]
+        if not count and self.local:
+            raise ValueError(
+                f"The data have no rows, and the local blocks {list(self.local)} have a member for each row: there is "
+                "nothing to fit. The posterior of the other blocks is their prior."
+            )
+        return count
+
+    def for_data(self, data: PyTree) -> tuple[Model, PyTree]:
+        """The model and the data where some rows are missing in part; both as they are if none is.
+
+        A factor with one term for several entries of a row, a Gaussian with a full precision, is replaced by one that
+        integrates the missing entries out (`Factor.for_missing_entries`), and reads rows and their patterns. `fit` does
+        this; call it, outside of `jit`, before a loop of your own over such data.
+        """
+        examples, changed, factors = self.batch_rows(data).examples, {}, {}
+        for name, factor in self.factors.items():
+            found = find_patterns(examples[factor.data[-1]]) if factor.data else None
+            if found is None:
+                continue
+            names = f"pattern of {factor.data[-1]}", f"observed part of {factor.data[-1]}"
+            adapted = factor.for_missing_entries(jnp.asarray(found.observed), names)
+            if adapted is not None:
+                factors[name] = adapted
+                changed |= dict(zip(names, (found.numbers, found.rows), strict=True))
+        if not factors:
+            return self, data
+        examples = examples | changed
+        adapted_data = Weighted(examples, data.weights, data.count) if isinstance(data, Weighted) else examples
+        return self._with(factors=self.factors | factors), adapted_data
 
     def row_count(self, batch: Rows) -> int | None:
         """How many rows a batch has; None without data. Unlike `rows` it checks nothing."""
@@ -265,13 +342,13 @@ class Model(AbstractObjective[Product]):
         its own row's messages, whatever the batch.
         """
         factors = {name: factor for name, factor in self.factors.items() if set(names) & set(factor.blocks)}
-        fixed = {name: BlockView(block) for name, block in q.blocks.items() if name not in names}
+        fixed = {name: view_of(block) for name, block in q.blocks.items() if name not in names}
         shared = not any(name in self.local for name in names)
         return self._with(factors=factors, fixed_views=fixed, scales_rows=shared, is_conditional=True)
 
     def views(self, q: Product, shift: dict[str, PyTree] | None = None) -> dict[str, BlockView]:
         """A view of every block for the factors: those of q displaced by `shift` (None: not at all), and fixed ones."""
-        return self.fixed_views | {n: BlockView(b, None if shift is None else shift[n]) for n, b in q.blocks.items()}
+        return self.fixed_views | {n: view_of(b, None if shift is None else shift[n]) for n, b in q.blocks.items()}
 
     def observations(self, name: str, batch: Rows) -> tuple[dict[str, Array], Array | None]:
         """A factor's data as `Factor.value` takes them, and a mask of what was observed (None: all of it)."""
@@ -288,7 +365,7 @@ class Model(AbstractObjective[Product]):
         data, observed = self.observations(name, batch)
         mask = {"observed": observed} if factor.handles_missing else {}
         try:
-            value = factor.value(views, data, key, frozenset(self.local), **mask)
+            value = _value(factor, views, data, key, frozenset(self.local), mask)
         except (TypeError, ValueError) as error:
             blocks = {n: _describe(views[n].q) for n in factor.blocks}
             arrays = {n: jnp.shape(x) for n, x in data.items()}
@@ -332,8 +409,11 @@ class Model(AbstractObjective[Product]):
 
     def expected(self, q: Product, shift: PyTree, batch: PyTree, aux: PyTree, key: Key | None) -> tuple[Array, PyTree]:
         """−E_q log p(y, x) as a function of the displacement of q's expectation parameters."""
-        terms = self.terms(self.views(q, shift), batch, key)
-        return -sum(terms.values(), start=jnp.zeros(())), aux
+        views = self.views(q, shift)
+        terms = list(self.terms(views, batch, key).values())
+        # The rule subtracts the entropy of the joint q(θ, z), in closed form; that of a mixture is larger by E log r_z.
+        terms += [expected_log_responsibility(views[name]) for name, block in q.blocks.items() if block.is_mixture]
+        return -sum(terms, start=jnp.zeros(())), aux
 
     def entropies(self, q: Product, batch: PyTree = None) -> dict[str, Array]:
         """Every block's entropy, a local one's scaled to all of the data."""
@@ -343,6 +423,8 @@ class Model(AbstractObjective[Product]):
             if name in self.local and self.scales_rows:
                 value = jax.vmap(lambda row: jnp.sum(row.entropy()))(block)
                 entropies[name] = jnp.sum(self._weighted(name, value, batch))
+            elif block.is_mixture:
+                entropies[name] = block.joint_entropy() + expected_log_responsibility(view_of(block))
             else:
                 entropies[name] = jnp.sum(block.entropy())
         return entropies
@@ -380,6 +462,11 @@ class Model(AbstractObjective[Product]):
                 t pieces ago has the weight $(1−φ)^t$.
         """
         number(forgetting, "forgetting", high=1.0)
+        if q.has_mixtures:
+            raise ValueError(
+                "A mixture cannot be the next piece's prior in closed form: fit all rows together, or start from "
+                "Gaussian blocks."
+            )
         shared = {name: factor for name, factor in self.factors.items() if not self.per_row(factor)}
         family = lambda block: block.of if isinstance(block, Peak) else block
         blocks = {name: family(q.blocks[name]) for name in self.order if name not in self.local}
@@ -417,6 +504,8 @@ class Model(AbstractObjective[Product]):
                     )
             if any(isinstance(x, Tracer) for x in jax.tree.leaves(arrays)):
                 continue
+            blocks = {block: q.blocks[block].component_prototype for block in factor.blocks}
+            factor.check(name, blocks, batch.examples)
             shape = _entries.eval_shape(self, name, q, batch, jax.random.key(0)).shape
             if not arrays or isinstance(arrays[-1], Ragged):
                 continue
@@ -453,11 +542,68 @@ class Model(AbstractObjective[Product]):
     __repr__ = __str__
 
 
+def _value(
+    factor: Factor, views: Mapping[str, Any], data: Mapping[str, Array], key: Key | None, local: frozenset, mask: dict
+) -> Array:
+    """E log f, averaged over the components of those of its blocks that are mixtures."""
+    mixed = next((name for name in factor.blocks if isinstance(views[name], MixtureView)), None)
+    if mixed is None:
+        return factor.value(views, data, key, local, **mask)
+    own_key = lambda: None if key is None else jax.random.clone(key)  # Every component has the same noise.
+    return views[mixed].average(lambda view, _: _value(factor, {**views, mixed: view}, data, own_key(), local, mask))
+
+
+def expected_log_responsibility(view: Any, points: Points | None = None, key: Key | None = None) -> Array:
+    r"""$E\log r_z(θ) = \sum_kπ_kE_{q_k}\log r_k(θ)$, by which H(q) differs from the entropy of the joint q(θ, z).
+
+    r is held fixed, since the derivative in its own parameters is $\sum_zE[r_z∂\log r_z] = E[∂1] = 0$.
+
+    Args:
+        view: the view of a mixture.
+        points: the points of each component; by default those of every step of a fit, a grid in up to three dimensions
+            and else 512 fixed ones. The bound of a result is judged at others.
+        key: a random key, for random points.
+    """
+    size = view.q.component_prototype.noise_size
+    if points is None:
+        points = Quadrature(_GRID_ORDERS[size]) if size in _GRID_ORDERS else QuasiMonteCarlo(_SCATTERED)
+
+    def of(component: BlockView, index: Array) -> Array:
+        return expected(partial(view.q.frozen_log_responsibility, index), component, points, key, False)
+
+    return view.average(of)
+
+
 @partial(jax.jit, static_argnames="name")
 def _entries(model: Model, name: str, q: Product, batch: Rows, key: Key | None) -> Array:
     """A factor's value, for its shape: never run; jitted, so that it is traced once for all fits of the same shapes."""
     views, data = model.views(q), model.observations(name, batch)[0]
     return model.factors[name].entries(model.term(name, views, batch, key), views, data, key)
+
+
+def _without_prior(blocks: Mapping[str, ExponentialFamily], factors: Mapping[str, Factor]) -> tuple[str, ...]:
+    """The blocks of continuous unknowns that only factors with data touch; a process or chain is its own prior."""
+    continuous = Beta | Dirichlet | Gamma | GaussianFamily | Mixture | NormalGamma | NormalWishart | Wishart
+    with_prior = {name for factor in factors.values() if not factor.data for name in factor.blocks}
+    return tuple(name for name, q in blocks.items() if isinstance(q, continuous) and name not in with_prior)
+
+
+def _check_mixtures(blocks: Mapping[str, Any], local: Mapping[str, Any]) -> None:
+    """Raise for mixtures whose entropy the model cannot integrate."""
+    for name, q in {**local, **blocks}.items():
+        if not q.is_mixture:
+            continue
+        member = q.component_prototype
+        if name in local:
+            raise ValueError(
+                f"The local block {name!r} is a Mixture, and a mixture is one block for all rows: pass it in `blocks`, "
+                "or give each row a Gaussian."
+            )
+        if not isinstance(member, Gaussian | DiagonalGaussian) or member.batch_shape:
+            raise ValueError(
+                f"Block {name!r} is a mixture of {type(member).__name__}s, and the entropy of a mixture is integrated "
+                "over Gaussian components without plates: mix blr.Gaussian or blr.DiagonalGaussian members."
+            )
 
 
 def _describe(q: ExponentialFamily | Product) -> str:

@@ -64,6 +64,16 @@ class SequenceFactor(Factor):
     def random(self) -> bool:
         return self.components.random
 
+    @property
+    def second_order(self) -> bool:
+        return self.components.second_order
+
+    def for_missing_entries(self, patterns: Bool[Array, "P D"], data: tuple[str, str]) -> SequenceFactor | None:
+        components = self.components.for_missing_entries(patterns, data)
+        roles = zip(self.chain_blocks, ("initial", "transitions"), strict=True)
+        initial, transitions = (self.constants[role] if block is None else block for block, role in roles)
+        return components and SequenceFactor(initial, transitions, components)
+
     def log_chain(self, views: Mapping[str, BlockView]) -> tuple[Float[Array, " K"], Float[Array, "K K"]]:
         """E log π and E log A."""
         initial, transitions = (
@@ -109,7 +119,8 @@ class SequenceFactor(Factor):
         """
         terms = self.step_terms(views, data, key)
         if observed is not None:
-            terms = jnp.where(_term_mask(observed, terms.ndim), terms, 0.0)
+            some, every = _term_masks(observed, terms.ndim)
+            terms = jnp.where(every, terms, jnp.where(some, jnp.nan, 0.0).astype(terms.dtype))
         total = jnp.sum(terms, axis=tuple(range(3, terms.ndim)))
         if observed is None:
             return total, None
@@ -142,12 +153,18 @@ class _FeaturesOfSteps:
         return features.reshape((*y.shape[:2], *features.shape[1:]))
 
 
-def _term_mask(observed: Bool[Array, "N T ..."], ndim: int) -> Bool[Array, "N T 1 ..."]:
-    """Which of the terms (N, T, K, …) were observed. A term of several entries needs all of them."""
+def _term_masks(observed: Bool[Array, "N T ..."], ndim: int) -> tuple[Bool[Array, "N T 1 ..."], Bool[Array, "..."]]:
+    """Of which terms (N, T, K, …) some entry was observed, and of which every one.
+
+    A term of several entries needs all of them: `Model.for_data` sees to the others before a fit.
+    """
     entries = ndim - 3
+    some = every = observed
     if observed.ndim - 2 > entries:
-        observed = jnp.all(observed, axis=tuple(range(2 + entries, observed.ndim)))
-    return observed.reshape((*observed.shape[:2], 1, *observed.shape[2:], *(1,) * (ndim - 1 - observed.ndim)))
+        axes = tuple(range(2 + entries, observed.ndim))
+        some, every = jnp.any(observed, axis=axes), jnp.all(observed, axis=axes)
+    align = lambda mask: mask.reshape((*mask.shape[:2], 1, *mask.shape[2:], *(1,) * (ndim - 1 - mask.ndim)))
+    return align(some), align(every)
 
 
 def _never_called(*_: Any) -> None:
