@@ -103,10 +103,18 @@ def test_bayesbinn_finds_the_best_signs():
 
 
 def test_several_draws_are_averaged():
-    rule = blr.bayesbinn(1e-2, samples=3)
-    state, info = rule.step(OBJECTIVE, rule.init(LATENT), (X[:8], Y[:8]), jax.random.key(0))
-    assert bool(jnp.isfinite(info.objective))
-    assert not bool(jnp.allclose(state.q.natural()["w"], rule.init(LATENT).q.natural()["w"]))
+    """λ ← (1 − ρτ)λ − ρ times the mean over three different draws of s∘(N/M)Σ∇ℓ; so is the loss."""
+    rule, key, batch = blr.bayesbinn(1e-2, relaxation=0.5, samples=3), jax.random.key(0), (X[:8], Y[:8])
+    state, info = jax.jit(rule.step)(OBJECTIVE, rule.init(LATENT), batch, key)
+    theta, _, slope = rule.points.at(blr.Bernoulli(LATENT), jax.random.clone(key))
+    assert np.ptp(np.asarray(theta["w"]), axis=0).min() > 1e-3  # three draws, not one three times
+    total = lambda s: jnp.sum(jax.vmap(lambda e: loss(s, e))(batch))
+    losses, gradients = jax.jit(jax.vmap(jax.value_and_grad(total)))(theta)
+    np.testing.assert_allclose(info.objective, 400 / 8 * np.mean(losses), rtol=1e-12)
+    for name in LATENT:
+        push = 400 / 8 * np.mean(np.asarray(slope[name]) * np.asarray(gradients[name]), axis=0)
+        expected = (1 - 1e-2) * np.asarray(LATENT[name]) - 1e-2 * push
+        np.testing.assert_allclose(state.q.natural()[name], expected, rtol=1e-12, atol=1e-15)
 
 
 def test_wrong_pairings_name_a_right_one():

@@ -2,6 +2,7 @@
 
 import itertools
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,6 +14,7 @@ from scipy.special import expit
 import bayesrule as blr
 from bayesrule.points.masks import apply_masks
 from bayesrule.rule.update import measure
+from bayesrule.steps.step import Step
 
 KEYS = jax.random.split(jax.random.key(2), 4)
 X = jax.random.normal(KEYS[0], (12, 3))
@@ -162,6 +164,39 @@ def test_keep_probability_is_learnt():
     assert float(state.q.keep["first"]["w"]) != pytest.approx(0.5, abs=1e-3)
     assert float(state.q.keep["second"]) == 1.0
     assert 0 < float(state.q.keep["first"]["w"]) < 1
+
+
+def test_a_learnt_keep_probability_is_pulled_to_its_first_value():
+    """logit π ← logit π − ρ ∂/∂π[E ℓ̄ + τ KL(π ‖ π₀)], the KL and its slope by SciPy and finite differences."""
+    slab = blr.DiagonalGaussian({"w": jnp.array([[1.0, -0.5], [0.3, 2.0]])}, 4.0)
+    first = blr.SpikeSlab(slab, 0.7, learnt=True)
+    now, rate, temperature, slope = 0.4, 0.3, 0.6, -0.8
+    q = eqx.tree_at(lambda q: q.keep["w"], first, jnp.asarray(now))
+    zero = {"slab": jax.tree.map(jnp.zeros_like, slab.mean), "keep": {"w": jnp.asarray(slope)}}
+    moved = q.moved(Step(zero, jax.tree.map(jnp.zeros_like, slab.mean), 0.1, rate, temperature))
+    divergence = lambda p: stats.entropy([p, 1 - p], [0.7, 0.3])
+    pull = (divergence(now + 1e-6) - divergence(now - 1e-6)) / 2e-6
+    assert abs(pull) > 1
+    expected = expit(np.log(now / (1 - now)) - rate * (slope + temperature * pull))
+    np.testing.assert_allclose(moved.keep["w"], expected, rtol=1e-8)
+
+
+def test_the_decrement_has_the_learnt_keep_probabilities():
+    """Two masks share κ: KL(π' ‖ π) + KL(π ‖ π') of both, by SciPy, is ⟨Δκ, FΔκ⟩ for a small displacement."""
+    slab = blr.DiagonalGaussian({"w": jnp.array([[1.0, -0.5], [0.3, 2.0]]), "b": jnp.ones(2)}, 4.0)
+    q = eqx.tree_at(lambda q: q.keep["w"], blr.SpikeSlab(slab, 0.7, learnt=True), jnp.asarray(0.4))
+    zero = jax.tree.map(jnp.zeros_like, slab.mean)
+    slopes, rate = {"w": jnp.asarray(-0.8), "b": jnp.zeros(())}, 1e-4
+    step = Step({"slab": zero, "keep": slopes}, slab.precision, rate, rate, 1.0)
+    assert slab.decrement(q._slab_step(step)) == 0
+    moved = q.moved(step)
+    p, new = float(q.keep["w"]), float(moved.keep["w"])
+    both = [stats.entropy([a, 1 - a], [b, 1 - b]) for a, b in ((p, new), (new, p))]
+    expected = 2 * 0.5 * sum(both)
+    np.testing.assert_allclose(rate**2 * q.decrement(step), expected, rtol=1e-3)
+    np.testing.assert_allclose(q.distance(moved), expected, rtol=1e-3)
+    by_hand = 0.5 * 2 * p * (1 - p) * (-0.8 + np.log(p / (1 - p)) - np.log(0.7 / 0.3)) ** 2
+    np.testing.assert_allclose(q.decrement(step), by_hand, rtol=1e-12)
 
 
 WEIGHTS = np.array([1.0, -0.6, 0.5])

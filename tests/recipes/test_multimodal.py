@@ -35,7 +35,7 @@ SINGLE = {
     "quadrature": (blr.von(0.2).replace(points=blr.Quadrature(5)), loss, None),
     "stein": (blr.von(0.2).replace(points=blr.Quadrature(5), curvature=blr.Stein()), loss, None),
     "examples": (blr.von(0.1).replace(curvature=blr.GaussNewton()), LOGISTIC, DATA),
-    "diagonal": (blr.vogn(0.1), LOGISTIC, DATA),
+    "diagonal": (blr.vogn(0.1, decay=0.999, curvature=1.0), LOGISTIC, DATA),
     "fixed": (blr.gradient_descent(0.05).replace(points=blr.MonteCarlo(3)), loss, None),
 }
 

@@ -95,7 +95,8 @@ def test_newton_finds_the_minimum_that_scipy_finds(name):
         compiled[0], start, jac=compiled[1], hess=compiled[2], method="trust-exact", options={"gtol": 1e-8}
     )
     result = blr.fit(blr.newton(), function, start, steps=500, tolerance=1e-16)
-    assert result.reason in ("converged", "steps")
+    # The Hessian at Powell's minimum is singular, a condition number that no arithmetic resolves.
+    assert result.reason == "converged" or (name == "Powell" and result.reason in ("steps", "precision lost"))
     actual = float(function(result.q.mean))
     assert abs(actual - theirs.fun) < 1e-8
     assert abs(actual - value) < 1e-7

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from numpy.testing import assert_allclose
 from sklearn.datasets import load_iris
 from sklearn.decomposition import LatentDirichletAllocation
@@ -99,6 +100,35 @@ def test_batches_and_weights_are_scaled_whatever_the_order(order):
     assert_allclose(jnp.sum(half.q["weights"].concentration), 156, rtol=1e-10)
     twice = blr.fit(rule, model, None, blr.Weighted({"y": jnp.array(ROWS)}, jnp.full(150, 2.0)), steps=1)
     assert_allclose(jnp.sum(twice.q["weights"].concentration), 306, rtol=1e-10)
+
+
+def test_the_bounds_of_mini_batches_average_to_the_bound_of_all_rows():
+    """Every batch's terms and its local blocks' entropies, by SciPy, count N/M times."""
+    model = mixture(size=150)
+    logits = np.random.default_rng(0).normal(size=(150, 3))
+    q = model.starting_point({"z": blr.Categorical(jnp.array(logits))})
+    entropies = scipy.stats.entropy(np.exp(logits), axis=1)
+    order = np.random.default_rng(1).permutation(150)
+    contributions, bounds = jax.jit(lambda q, rows: model.contributions(q, rows)), []
+    for index in order.reshape(5, 30):
+        part = blr.Product({**q.blocks, "z": blr.Categorical(jnp.array(logits[index]))})
+        rows = blr.Rows({"y": jnp.array(ROWS[index])}, jnp.array(index))
+        terms = contributions(part, rows)
+        assert_allclose(terms["blocks"]["z"], 5 * entropies[index].sum(), rtol=1e-12)
+        bounds.append(sum(jax.tree.leaves(terms)))
+    assert_allclose(np.mean(bounds), sum(jax.tree.leaves(contributions(q, {"y": jnp.array(ROWS)}))), rtol=1e-12)
+
+
+def test_padding_changes_no_row():
+    """A batch of rows 3 and 7 with two rows of padding: the local blocks of all other rows stay, the last one's too."""
+    model, rule = mixture(size=150), blr.svi(0.5)
+    state = rule.init(None, model)
+    index = jnp.array([3, 7, 0, 0])
+    batch = model.select_rows({"y": jnp.array(ROWS)}, index, jnp.array([True, True, False, False]))
+    assert_allclose(model.row_scales(batch, 4), [75.0, 75.0, 0.0, 0.0])  # N/M with the two rows that are there
+    after, _ = jax.jit(rule.step)(model, state, batch)
+    change = np.abs(after.q["z"].natural() - state.q["z"].natural()).sum(axis=-1)
+    assert_allclose(np.flatnonzero(change), [3, 7])
 
 
 def test_loops_of_one_s_own():

@@ -116,6 +116,7 @@ def test_a_start_from_another_family():
     [
         (lambda: blr.Steps(-0.1), "mean's rate must be at least 0"),
         (lambda: blr.Rates(0.1, -0.1), "precision's rate must be at least 0"),
+        (lambda: blr.Rates(0.1, blr.Delta()), "or a Window in epochs, got a Delta"),
         (lambda: blr.Steps(float("nan")), "rate must be"),
         (lambda: blr.Steps(0.1, temperature=-1.0), "temperature must be at least 0"),
         (lambda: blr.Steps(0.1, momentum=1.5), "momentum must be between 0 and 1"),

@@ -11,6 +11,7 @@ import pytest
 from scipy import stats
 
 import bayesrule as blr
+from bayesrule import factors
 
 # Optional: the dev extra installs it.
 linen = pytest.importorskip("flax.linen")
@@ -522,3 +523,17 @@ def test_a_lazy_step_that_is_refused_stays_where_it_is():
     refused, info = compiled(rule, lambda x: -jnp.sum(50 * x**2))(state)
     assert info.fraction == 0
     np.testing.assert_array_equal(refused.q.mean, state.q.mean)
+
+
+def test_the_reported_rate_is_that_of_the_step_taken():
+    """In float32 a step whose gain the loss cannot resolve is taken in part, and `Info.rate` says so."""
+    with jax.enable_x64(False):
+        prior = blr.DiagonalGaussian(jnp.zeros(2), jnp.ones(2))
+        model, rule = blr.Model({"w": prior}, {"prior": factors.prior("w", prior)}), blr.cvi(0.5)
+        step = compiled(rule, model)
+        for mean, part in ((1e-3, 0.25), (1.0, 1.0)):
+            q = blr.Product({"w": blr.DiagonalGaussian(jnp.full(2, mean), jnp.ones(2))})
+            state, info = step(rule.init(q, model))
+            np.testing.assert_allclose(state.q["w"].mean, mean * (1 - 0.5 * part), rtol=1e-4)
+            np.testing.assert_allclose(info.rate, 0.5 * part)
+            assert info.fraction == 1

@@ -16,6 +16,7 @@ from ..curvature.base import Curvature
 from ..curvature.gauss_newton import GaussNewton, GeneralizedGaussNewton
 from ..curvature.gradient import Gradient, SquaredGradient
 from ..curvature.stein import Stein
+from ..families.base import Family
 from ..families.discrete import Bernoulli
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.fixed import FixedGaussian
@@ -30,6 +31,7 @@ from ..steps.guards import Boundary, Guard, Retraction
 from ..steps.scaling import GradientAverage, Scaling
 from ..steps.schedule import Number, Rates, equals
 from ..steps.steps import Steps
+from ..steps.window import Window
 
 # Point estimates, and what they say about a posterior.
 
@@ -169,8 +171,8 @@ def ogn(
     rate: Number,
     *,
     averaging: Number = 0.9,
-    decay: Number = 0.999,
-    curvature: Any = 1.0,
+    decay: Number | Window | None = None,
+    curvature: Any = None,
     damping: Number = 0.0,
     temperature: Number = 1.0,
     relative: bool = True,
@@ -179,15 +181,21 @@ def ogn(
 
     Adam's family and points with each example's squared gradient in place of the mini-batch's (`eq:don`,
     `eq:OGN_approx`). Of Adam's extras it keeps the debiased average of the gradient, with the regularizer outside; v is
-    neither rooted nor debiased, and starts from h₀. By default the rate is relative to the first divisor, so that the
-    step is $−ρ(h_0 + δ/N)\hat g/(v + δ/N)$.
+    not rooted. By default the rate is relative to the first divisor, so that the step is
+    $−ρ\,c\,\hat g/(v + δ/N)$ with its mean c (with a given h₀, $c = h_0 + δ/N$).
+
+    v is the average of what the batches of the last epoch measured, and starts from the first of them: the first step
+    measures, at the mean, and leaves θ. Published are `curvature=1.0` and `decay=0.999`, with which most of v is h₀
+    still after hundreds of steps, and the posterior's width says more of h₀ than of the data. Both are also used if the
+    objective has no prior, or one that is no density: then h₀ alone keeps v above 0 where no example has a gradient.
 
     Args:
         rate: ρ, a number or a schedule.
         averaging: β₁ of the gradient's average; 0 for none.
-        decay: β₂, how much of the curvature v is kept in each step.
+        decay: β₂, how much of the curvature v is kept in each step: a number, a schedule, or a `Window` in epochs, by
+            default of one.
         curvature: h₀, the curvature that v starts from: a number, or with `relative=False` a pytree like the
-            parameters.
+            parameters. None to measure it.
         damping: A number that is added to the divisor.
         temperature: τ of a cold (below 1) or warm posterior: a number or a schedule.
         relative: Whether the rate is in units of the first divisor, so that training begins as SGD does at that rate;
@@ -199,7 +207,7 @@ def ogn(
 
     Reference: Osawa et al., "Practical deep learning with Bayesian principles", NeurIPS 2019.
     """
-    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, relative=relative)
+    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, _SQUARES, relative=relative)
     return _online(Delta(), GaussNewton(), steps, curvature, name="ogn")
 
 
@@ -207,8 +215,8 @@ def oggn(
     rate: Number,
     *,
     averaging: Number = 0.9,
-    decay: Number = 0.999,
-    curvature: Any = 1.0,
+    decay: Number | Window | None = None,
+    curvature: Any = None,
     damping: Number = 0.0,
     temperature: Number = 1.0,
     relative: bool = True,
@@ -232,7 +240,7 @@ def oggn(
 
     Reference: Martens, "New insights and perspectives on the natural gradient method", JMLR 2020.
     """
-    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, relative=relative)
+    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, _SQUARES, relative=relative)
     return _online(Delta(), GeneralizedGaussNewton(), steps, curvature, name="oggn")
 
 
@@ -242,8 +250,8 @@ def vogn(
     samples: int = 1,
     antithetic: bool = False,
     averaging: Number = 0.9,
-    decay: Number = 0.999,
-    curvature: Any = 1.0,
+    decay: Number | Window | None = None,
+    curvature: Any = None,
     damping: Number = 0.0,
     temperature: Number = 1.0,
     relative: bool = True,
@@ -270,7 +278,7 @@ def vogn(
     Reference: Khan et al., "Fast and scalable Bayesian deep learning by weight-perturbation in Adam", ICML 2018.
     """
     points = MonteCarlo(samples, antithetic=antithetic)
-    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, relative=relative)
+    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, _SQUARES, relative=relative)
     return _online(points, GaussNewton(), steps, curvature, name="vogn")
 
 
@@ -280,8 +288,8 @@ def voggn(
     samples: int = 1,
     antithetic: bool = False,
     averaging: Number = 0.9,
-    decay: Number = 0.999,
-    curvature: Any = 1.0,
+    decay: Number | Window | None = None,
+    curvature: Any = None,
     damping: Number = 0.0,
     temperature: Number = 1.0,
     relative: bool = True,
@@ -306,7 +314,7 @@ def voggn(
     Reference: Osawa et al., "Practical deep learning with Bayesian principles", NeurIPS 2019.
     """
     points = MonteCarlo(samples, antithetic=antithetic)
-    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, relative=relative)
+    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, _SQUARES, relative=relative)
     return _online(points, GeneralizedGaussNewton(), steps, curvature, name="voggn")
 
 
@@ -316,8 +324,8 @@ def ivon(
     samples: int = 1,
     antithetic: bool = False,
     averaging: Number = 0.9,
-    decay: Number = 0.99999,
-    curvature: Any = 1.0,
+    decay: Number | Window | None = None,
+    curvature: Any = None,
     damping: Number = 0.0,
     temperature: Number = 1.0,
     relative: bool = True,
@@ -332,8 +340,10 @@ def ivon(
         samples: As for `vogn`.
         antithetic: As for `vogn`.
         averaging: As for `ogn`.
-        decay: As for `ogn`, but much closer to 1: Stein's estimate is noisy.
-        curvature: As for `ogn`.
+        decay: As for `ogn`, but by default a window of five epochs, because Stein's estimate is noisy; published is
+            0.99999.
+        curvature: As for `ogn`. Stein's estimate can be negative, so v starts from the squared gradients of the first
+            20 batches, $M\hat g^2$.
         damping: As for `ogn`.
         temperature: As for `ogn`.
         relative: As for `ogn`.
@@ -345,7 +355,7 @@ def ivon(
     Reference: Shen et al., "Variational learning is effective for large deep networks", ICML 2024.
     """
     points = MonteCarlo(samples, antithetic=antithetic)
-    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, relative=relative)
+    steps = _online_steps(rate, averaging, decay, curvature, damping, temperature, _STEIN, relative=relative)
     return _online(points, Stein(), steps, curvature, guard=Retraction(), name="ivon")
 
 
@@ -356,8 +366,8 @@ def slang(
     samples: int = 1,
     antithetic: bool = False,
     averaging: Number = 0.9,
-    decay: Number = 0.99,
-    curvature: Any = 1.0,
+    decay: Number | Window | None = None,
+    curvature: Any = None,
     temperature: Number = 1.0,
 ) -> Rule:
     r"""SLANG: `vogn` with a precision that is diagonal plus low rank (section 4.4).
@@ -371,7 +381,7 @@ def slang(
         samples: As for `vogn`.
         antithetic: As for `vogn`.
         averaging: As for `ogn`.
-        decay: As for `ogn`.
+        decay: As for `ogn`; published is 0.99.
         curvature: As for `ogn`, a number or a pytree like the parameters.
         temperature: As for `ogn`.
 
@@ -383,8 +393,8 @@ def slang(
     gradient", NeurIPS 2018.
     """
     points = MonteCarlo(samples, antithetic=antithetic)
-    steps = _online_steps(rate, averaging, decay, curvature, 0.0, temperature, relative=False)
-    family = Start(LowRankGaussian, curvature, per_example=True, prior=True, rank=rank)
+    steps = _online_steps(rate, averaging, decay, curvature, 0.0, temperature, _LOW_RANK, relative=False)
+    family = _online_start(LowRankGaussian, curvature, rank=rank)
     return Rule(family, points, GaussNewton(), steps, Boundary(), name="slang", section="4.4")
 
 
@@ -425,7 +435,10 @@ def bayesbinn(
 ) -> Rule:
     r"""BayesBiNN, $λ ← (1−ρτ)λ − ρ\,s∘N\hat g(θ)$ at relaxed signs θ (section 4.5, `eq:bayes_learn_binn_final`).
 
-    `straight_through` with the Concrete relaxation in place of the sign, its noise, and the entropy.
+    `straight_through` with the Concrete relaxation in place of the sign, its noise, and the entropy. The prior is
+    uniform over signs: give the objective `prior=Bernoulli(…)` with λ = 0, which leaves the update as it is and the
+    bound with its −P log 2. Relaxed signs are no draws of q, so `info.bound` is NaN; `result.bound` is taken at signs
+    drawn from q.
 
     Args:
         rate: ρ itself, the fraction of λ that a step forgets, as published: a number or a schedule.
@@ -450,17 +463,30 @@ def bayesbinn(
 # What they share.
 
 
+# How long a precision remembers by default, and the decay that was published, for objectives without batches or without
+# a prior. Squares: an epoch, so that S is a sum over all examples, each counted once. Stein's estimate of a single
+# draw has a standard deviation of √(N/M) times its value or more, so that over w epochs √(1/2w) of it is left, and the
+# retraction adds 1/2w: over five epochs a third, and a tenth.
+_SQUARES = Window(1.0, decay=0.999)
+_STEIN = Window(5.0, steps=100, decay=0.99999)
+_LOW_RANK = Window(1.0, decay=0.99)
+
+
 def _steps(
     rate: Number,
-    decay: Number,
+    decay: Number | Window,
     average: GradientAverage | None = None,
     scaling: Scaling | None = None,
     temperature: Number = 1.0,
+    *,
+    measured: bool = False,
 ) -> Steps:
     """Separate rates for mean and precision: the precision forgets 1 − `decay` of itself in a step."""
-    forgotten = (lambda count: 1 - decay(count)) if callable(decay) else 1 - decay
+    forgotten: Any = decay
+    if not isinstance(decay, Window):
+        forgotten = (lambda count: 1 - decay(count)) if callable(decay) else 1 - decay
     rates = Rates(rate, forgotten)
-    return Steps(rates, temperature=temperature, average=average, scaling=scaling, units="fraction")
+    return Steps(rates, temperature=temperature, average=average, scaling=scaling, units="fraction", measured=measured)
 
 
 def _adaptive(points: Points, curvature: Curvature, steps: Steps, guard: Guard, *, name: str, section: str) -> Rule:
@@ -472,26 +498,36 @@ def _adaptive(points: Points, curvature: Curvature, steps: Steps, guard: Guard, 
 def _online_steps(
     rate: Number,
     averaging: Number,
-    decay: Number,
+    decay: Number | Window | None,
     curvature: Any,
     damping: Number,
     temperature: Number,
+    window: Window,
     *,
     relative: bool,
 ) -> Steps:
-    """The steps of OGN and its kin: the regularizer stays outside the gradient's average, v starts from h₀."""
-    is_number = jax.tree_util.all_leaves([curvature]) and jnp.ndim(curvature) == 0
+    """The steps of OGN and its kin: the regularizer stays outside the gradient's average, v is measured or from h₀."""
+    measured = curvature is None
+    is_number = measured or (jax.tree_util.all_leaves([curvature]) and jnp.ndim(curvature) == 0)
     if relative and not is_number:
         raise ValueError("A curvature for each entry goes with relative=False: the rate is relative to one number.")
     average = None if equals(averaging, 0) else GradientAverage(averaging, over="data")
     unscaled = not relative and equals(damping, 0)
-    scaling = None if unscaled else Scaling(damping, start=curvature if relative else None)
-    return _steps(rate, decay, average, scaling, temperature)
+    start = None if not relative else "measured" if measured else curvature
+    scaling = None if unscaled else Scaling(damping, start=start)
+    decay = window if decay is None else decay
+    return _steps(rate, decay, average, scaling, temperature, measured=measured)
+
+
+def _online_start(kind: type[Family], curvature: Any, **choices: Any) -> Start:
+    """A Gaussian that starts from v = h₀, or from its prior until v is measured."""
+    measured = curvature is None
+    return Start(kind, 1.0 if measured else curvature, per_example=True, prior=True, measured=measured, **choices)
 
 
 def _online(
     points: Points, measured: Curvature, steps: Steps, curvature: Any, *, name: str, guard: Guard | None = None
 ) -> Rule:
-    """A diagonal Gaussian that starts from v = h₀."""
-    family = Start(DiagonalGaussian, curvature, per_example=True, prior=True)
+    """A diagonal Gaussian with a rate of its own for the precision."""
+    family = _online_start(DiagonalGaussian, curvature)
     return Rule(family, points, measured, steps, guard or Boundary(), name=name, section="4.4")

@@ -156,7 +156,10 @@ def cvi(rate: Number = 1.0, *, sites: bool = False) -> Rule:
     r"""Non-conjugate variational inference: every factor's message is a natural gradient (section 5.4).
 
     $λ ← (1−ρ)λ + ρ\sum_i \tildeλ_i(μ)$ with $\tildeλ_i(μ) = ∇_μ E_q\log f_i$ (`eq:blr_global`), all blocks at
-    once; each factor has points of its own.
+    once; each factor has points of its own. On all rows the guard halves a step until the bound does not fall; on
+    mini-batches and with random points, where the bound is no judge, it shortens a step that is longer than 20 nats.
+    A block may be a `Mixture` of Gaussians, for posteriors with several modes: its components each get the messages
+    $∇_{μ_k}E_{q_k}[\log f_i + \log r_k]$, its weights those of the choice.
 
     Args:
         rate: ρ, a number or a schedule.
@@ -168,10 +171,13 @@ def cvi(rate: Number = 1.0, *, sites: bool = False) -> Rule:
     >>> blr.cvi(0.5, sites=True) == blr.cvi(0.5).replace(curvature=blr.Sites())
     True
 
-    Reference: Khan and Lin, "Conjugate-computation variational inference", AISTATS 2017.
+    Reference: Khan and Lin, "Conjugate-computation variational inference", AISTATS 2017; for mixtures Lin, Khan and
+    Schmidt, "Fast and simple natural-gradient variational inference with mixture of exponential-family approximations",
+    ICML 2019.
     """
     measured = Sites() if sites else Gradient()
-    return Rule(Product, Exact(), measured, Steps(rate), Backtracking(), name="cvi", section="5.4")
+    guard = Backtracking(monotone=True, length=20.0)
+    return Rule(Product, Exact(), measured, Steps(rate), guard, name="cvi", section="5.4")
 
 
 def exponential_weights(rate: Number, *, lazy: bool = False) -> Rule:

@@ -18,6 +18,7 @@ from ..factor_graph.data import Ragged, Rows
 from ..factor_graph.model import Model
 from ..families.point_mass import Peak
 from ..families.product import Product
+from ..numerics.loops import bounded_while
 from ..numerics.random import Key
 from ..steps.schedule import at
 from ..steps.steps import Steps
@@ -144,13 +145,10 @@ def _repeat_until_converged(
 
     def body(carry: tuple) -> tuple:
         new = step_once(carry[0])
-        return new, _change(new, carry[0]), carry[2] + 1
+        return new, jax.lax.stop_gradient(_change(new, carry[0]))
 
-    def unfinished(carry: tuple) -> Array:
-        return (carry[2] < max_repetitions) & (carry[1] > tolerance)
-
-    start = (part, jnp.asarray(jnp.inf, _change(part, part).dtype), jnp.zeros((), int))
-    return jax.lax.while_loop(unfinished, body, start)[0]
+    start = (part, jnp.asarray(jnp.inf, _change(part, part).dtype))
+    return bounded_while(lambda carry: carry[1] > tolerance, body, start, max_repetitions)[0]
 
 
 _WIDTH_COUNT = 4  # Ragged rows are padded to one of this many widths, for each of which the step is compiled.
@@ -230,5 +228,6 @@ def _combine_infos(infos: list[Info], fractions: dict[str, Array], contributions
         jnp.all(jnp.stack([info.inside for info in infos])),
         bound,
         None if last.decrement is None else total(info.decrement for info in infos),
+        moved=None if last.moved is None else total(info.moved for info in infos),
         blocks=fractions,
     )

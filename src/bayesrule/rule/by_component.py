@@ -51,13 +51,15 @@ def step_components(
     q = state.q
 
     def one(
-        component: Family, key: Key | None, correction: Any, age: Array, average: PyTree, scale: PyTree, measured: Any
+        component: Family, key: Key | None, correction: Any, age: Array, accumulators: tuple, measured: Any
     ) -> StepResult:
-        alone = State(component, age, None, average, state.aux, scale)
+        average, scale, averaged, unit = accumulators
+        alone = State(component, age, None, average, state.aux, scale, averaged=averaged, unit=unit)
         own = request._replace(diagnose=request.diagnose or search is not None, measured=measured)
         return update(rule, objective, alone, batch, key, own, correction, temperature_scale)
 
-    after, infos, remeasured = for_each_component(q, one, key, ages, state.average, state.scale, measured)
+    accumulators = state.average, state.scale, state.averaged, state.unit
+    after, infos, remeasured = for_each_component(q, one, key, ages, accumulators, measured)
     temperature = at(rule.steps.temperature, state.count) * (1.0 if temperature_scale is None else temperature_scale)
     rate, _ = rule.steps.rates_at(state.count, objective.size, temperature)
     step = Step(infos.loss, None, rate, rate, temperature)
@@ -65,7 +67,8 @@ def step_components(
     choice = jax.tree.map(lambda new, old: jnp.where(good, new, old), q.chosen(step), q.choice)
     record = None if search is None else search.noted(state.search, infos)
     moved, aux = q.with_parts(after.q, choice), q.average(after.aux)
-    new = State(moved, state.count + 1, None, after.average, aux, after.scale, record)
+    accumulated = {"averaged": after.averaged, "unit": after.unit}
+    new = State(moved, state.count + 1, None, after.average, aux, after.scale, record, **accumulated)
     info = _combined(q, infos, step, request.diagnose)
     if search is not None and record is not None:
         # A component that cannot move is restarted, and does not end the run.
@@ -77,10 +80,12 @@ def step_components(
 def _combined(q: Mixture, infos: Info, step: Step, diagnose: bool) -> Info:
     """The info of a mixture's step from the infos of its components, stacked along a leading axis."""
     bound = q.average(infos.bound) + q.choice.entropy() if diagnose else None
-    decrement = None
+    decrement, moved = None, None
     if diagnose:
         slope = dataclasses.replace(step, gradient=q.choice.enumerated_gradient(step.gradient, None))
-        decrement = q.average(infos.decrement) + (q.choice.decrement(slope) if q.learnt else 0.0)
+        weights = q.choice.decrement(slope) if q.learnt else jnp.zeros(())
+        decrement = q.average(infos.decrement) + weights
+        moved = q.average(infos.moved) + step.rate**2 * weights
     return Info(
         q.average(infos.objective),
         q.average(infos.rate),
@@ -90,4 +95,5 @@ def _combined(q: Mixture, infos: Info, step: Step, diagnose: bool) -> Info:
         jnp.all(infos.inside),
         bound,
         decrement,
+        moved=moved,
     )

@@ -16,13 +16,17 @@ from __future__ import annotations
 
 from typing import Any
 
+from jax.core import Tracer
+
 from ..curvature.base import Curvature
+from ..curvature.gradient import Gradient
 from ..families.base import ExponentialFamily, Family
 from ..families.product import Product
 from ..families.start import Start
 from ..points.base import Points
 from ..steps.guards import Guard
 from ..steps.needs import Need, Pieces
+from ..steps.schedule import equals
 from ..steps.steps import Steps
 
 # The curvatures that fill each structure of precision, for messages.
@@ -53,7 +57,8 @@ def check(family: Start, points: Points, curvature: Curvature, steps: Steps, gua
         kind = family.part if member is None else type(member)
     structure = family.structure if member is None else _structure(member)
     pieces = Pieces(kind, structure, points, curvature, steps, guard, member)
-    needs = (*mixture_needs, *points.needs, *curvature.needs, *kind.needs, *_NEEDS, *guard.needs)
+    step_needs = () if steps.acceleration is None else steps.acceleration.needs
+    needs = (*mixture_needs, *points.needs, *curvature.needs, *kind.needs, *_NEEDS, *step_needs, *guard.needs)
     for condition, message in needs:
         if not condition(pieces):
             raise ValueError(message if isinstance(message, str) else message(pieces))
@@ -76,6 +81,14 @@ def _measures_in_theta(p: Pieces) -> bool:
 def _gradient_suffices(p: Pieces) -> bool:
     without_precision = p.points.of_family is not None and not hasattr(p.points.of_family, "structure")
     return not p.curvature.in_lambda and (not without_precision or p.curvature.serves == {"none"})
+
+
+def _plain_model_steps(p: Pieces) -> bool:
+    steps = p.steps
+    extras = (steps.momentum, steps.average, steps.scaling, steps.acceleration)
+    plain = all(extra is None for extra in extras) and p.plain_coordinates
+    unit = isinstance(steps.temperature, Tracer) or equals(steps.temperature, 1)
+    return plain and unit and isinstance(p.curvature, Gradient) and p.points.exact
 
 
 _NEEDS: tuple[Need, ...] = (
@@ -137,6 +150,12 @@ _NEEDS: tuple[Need, ...] = (
     (
         lambda p: p.steps.rates.single or p.abstract or p.kind.separate_rates,
         lambda p: f"Rates(mean, precision) are for a Gaussian's two parts; a {p.name} takes one rate.",
+    ),
+    # A mixture block's responsibilities are part of the model, whose terms have the weight 1.
+    (
+        lambda p: not (isinstance(p.member, Product) and p.member.has_mixtures) or _plain_model_steps(p),
+        "A Mixture block of a model takes plain steps at temperature 1, whose messages are those of the joint q(θ, z): "
+        "use cvi() or ncvmp() without sites, momentum, averaging, scaling, acceleration, reverse or lazy form.",
     ),
     (
         lambda p: p.steps.scaling is None or p.abstract or p.structure == "diagonal" or issubclass(p.kind, Product),

@@ -125,10 +125,13 @@ def _scaled_formulas(rule: Rule) -> list[str]:
     if retracted:
         scale = f"v ← v + {precision_rate}(ĥ − v) + ½({precision_rate})²(ĥ − v)²/(v + δ/N)"
     label = "(eq:rmsprop_update)" if scaling.root else "(eq:don)"
+    symbols = "ĝ, ĥ: gradient and curvature of the data's mean loss; R: the regularizer, δ = ∇²R"
+    if scaling.measured:
+        symbols += "; c: the harmonic mean of the divisors of the first step, which measures v and leaves m"
     return [
         f"{scale},  {scaling.formula(rate, gradient)}  {label}",
         ",  ".join([*definitions, "s = (Nv + δ)/τ"]),
-        "ĝ, ĥ: gradient and curvature of the data's mean loss; R: the regularizer, δ = ∇²R",
+        symbols,
     ]
 
 

@@ -68,7 +68,15 @@ from .compatibility import check
 from .describe import describe
 from .multistart import Search
 from .state import Info, State
-from .update import Request, StepFunction, bound_at, initial_accumulators, is_mixture, step_plain
+from .update import (
+    Request,
+    StepFunction,
+    bound_at,
+    initial_accumulators,
+    initial_measurements,
+    is_mixture,
+    step_plain,
+)
 
 
 class Rule(eqx.Module):
@@ -172,11 +180,15 @@ class Rule(eqx.Module):
         q = self.family.start(params, objective, at(self.steps.temperature, 0))
         check(self.family, self.points, self.curvature, self.steps, self.guard, q)
         count, aux = jnp.zeros((), int), self.curvature.initial_aux(objective, q)
+        given = self.family.is_member(params)
         if is_mixture(q):
             average, scale = q.each(lambda member: initial_accumulators(self, member, objective)[1:])
-            return State(q, count, None, average, aux, scale, record)
+            averaged, unit = q.each(lambda member: initial_measurements(self, member, objective, given))
+            return State(q, count, None, average, aux, scale, record, averaged=averaged, unit=unit)
         previous, average, scale = initial_accumulators(self, q, objective)
-        return State(q, count, previous, average, aux, scale)
+        history = None if self.steps.acceleration is None else self.steps.acceleration.first(q)
+        averaged, unit = initial_measurements(self, q, objective, given)
+        return State(q, count, previous, average, aux, scale, averaged=averaged, unit=unit, history=history)
 
     def step(self, objective: Any, state: State, batch: PyTree = None, key: Key | None = None) -> tuple[State, Info]:
         """One update: pure, so that it can be jitted, scanned, vmapped.
@@ -269,6 +281,8 @@ class Rule(eqx.Module):
             raise ValueError("This state was made by a rule without momentum: start again with rule.init(state.q).")
         if self.steps.average is not None and state.average is None:
             raise ValueError("This state was made by a rule without averaging: start again with rule.init(state.q).")
+        if self.steps.acceleration is not None and state.history is None:
+            raise ValueError("This state was made by a rule without acceleration: start again with rule.init(state.q).")
         scaling = self.steps.scaling
         if scaling is not None and scaling.root and state.scale is None:
             prior = objective.regularizer.derivatives(state.q.gaussian)[1]

@@ -31,6 +31,14 @@ class State(eqx.Module, Generic[Q]):
     """The curvature v of the mean loss (`Scaling` with a square root and a prior)."""
     search: Any = None
     """The `SearchRecord` of a search for many minima."""
+    history: Any = None
+    """The last steps, where the steps are accelerated (`Anderson`)."""
+    averaged: Any = None
+    """How many measurements the precision is an average of, where it starts from what is measured
+    (`Steps(measured=True)`): 0 before the first, infinite if the precision was given."""
+    unit: Any = None
+    """The mean of the first divisor that was measured, in units of which the rate is (`Scaling(start="measured")`); 0
+    before that."""
 
     @property
     def found(self) -> Any:
@@ -45,11 +53,12 @@ class Info(eqx.Module):
     """ℓ̄ at the points of this step, before the step. A sweep over blocks without its bound (on mini-batches) has the
     sum of the factors that touch the last block; NaN if that block repeated its step, which measures nothing more."""
     rate: Float[Array, ""]
-    """The mean's rate times the fraction of the step that was taken, in the units of `Steps`."""
+    """The mean's rate times the part of the step that was taken, in the units of `Steps`. That is `fraction`, and in
+    float32 a quarter of it where the guard cannot judge the step because its gain is below the rounding errors."""
     guard: Bool[Array, ""]
     """Whether the plain step would have left Ω."""
     fraction: Float[Array, ""]
-    """How much of the step was taken: 1, or less if the guard shortened it."""
+    """How much of the step that the guard was given it took: 1, or less if the guard shortened it."""
     finite: Bool[Array, ""]
     """Whether the loss and its derivatives were finite numbers. If not, q stays as it was."""
     inside: Bool[Array, ""]
@@ -57,11 +66,15 @@ class Info(eqx.Module):
     bound: Any = None
     """The evidence lower bound before the step, if asked for (`Rule.advance(…, diagnose=True)`)."""
     decrement: Any = None
-    """The nats still to gain, ½⟨∇, F∇⟩ of the natural gradient to second order, if asked for."""
+    """½⟨∇, F∇⟩ of the natural gradient ∇, if asked for: the nats still to gain to second order, where the Fisher
+    information F is the bound's curvature."""
     loss: Any = None
     """For a component of a mixture: what its step lowers, E_q ℓ̄ − τH(q)."""
     evaluations: Any = None
     """How often the guard measured the objective."""
+    moved: Any = None
+    """½⟨Δ, FΔ⟩ of the displacement Δ of λ, with the decrement: how far this step moved q, in nats. `fit` estimates the
+    distance to the optimum from it. A step that the guard rejected counts in full."""
     blocks: Any = None
     """For a sweep over blocks: the fraction of its step that each block took, by name."""
 

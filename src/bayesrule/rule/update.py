@@ -24,11 +24,13 @@ from ..curvature.average import add_terms, measure_latent_correction
 from ..curvature.base import split_key
 from ..curvature.measurement import Measurement
 from ..families.base import Family, Q
+from ..families.gaussian.base import GaussianFamily
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
-from ..steps.guards import Backtracking
+from ..steps.guards import Backtracking, Guard, GuardedStep
 from ..steps.schedule import at
 from ..steps.step import Step
+from ..steps.window import Window, averaged_fraction, warming
 from .state import Info, State
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ def update(
     q, steps = state.q, rule.steps
     measured = request.measured
     if measured is None:
-        measured = measure(rule, objective, q, batch, state.aux, key, correction)
+        measured = measure(rule, objective, _drawn_around(state), batch, state.aux, key, correction)
     elif correction is not None:  # The other components have moved since, so −log r_k is measured again.
         measured = _with_correction(rule, objective, q, measured, key, correction)
     finite = jnp.isfinite(measured.value) & _all_finite(
@@ -111,33 +113,65 @@ def update(
         used = dataclasses.replace(
             measured, gradient=_finite_part(measured.gradient), curvature=_finite_part(measured.curvature)
         )
-    step, average = form_step(rule, objective, state, used, gate, temperature_scale)
+    share = _share(rule, objective, state, batch)
+    step, average = form_step(rule, objective, state, used, gate, temperature_scale, share)
     scale = None if step.divisor is None else step.divisor.v
     bound = _bound(rule, objective, q, measured, step) if request.diagnose else None
     decrement = q.decrement(step) if request.diagnose else None
 
+    # The loss is compared at the same points. The key is cloned here and at each use, as JAX counts uses.
+    same_key = None if key is None else jax.random.clone(key)
+
     def assess(candidate: Family) -> tuple[Array, Measurement]:
-        again = None if key is None else jax.random.clone(key)  # The loss is compared at the same points.
+        again = None if same_key is None else jax.random.clone(same_key)
         there = measure(rule, objective, candidate, batch, state.aux, again, correction)
-        return loss_of(rule, objective, candidate, there, step.temperature), there
+        loss = loss_of(rule, objective, candidate, there, step.temperature)
+        if rule.points.exact:
+            # No step could be formed from messages that are not finite. (Elsewhere derivatives overflow together with
+            # the loss, and a step by itself need not compute the candidate's Hessian.)
+            loss = jnp.where(_all_finite((there.gradient, there.curvature)), loss, jnp.nan)
+        return loss, there
 
     before = loss_of(rule, objective, q, measured, step.temperature)
     rounding = 32 * jnp.finfo(before.dtype).eps * (1 + jnp.abs(before))
     limit = before + rounding + (0.0 if rule.points.delta else rule.curvature.slack)
+    limit = jnp.where(jnp.isfinite(limit), limit, jnp.finfo(limit.dtype).max)  # Any finite loss is then better.
     origin = q
     if steps.lazy:  # The sum of all natural gradients so far is taken from the first q.
         origin, average = state.previous, jax.tree.map(jnp.add, average, q.natural_step(step))
         gradient, curvature = origin.derivatives(average)
         step = dataclasses.replace(step, gradient=gradient, curvature=curvature)
-    guarded = rule.guard.take(origin, step, assess, limit)
+    if steps.acceleration is not None:
+        step = dataclasses.replace(step, proposal=steps.acceleration.propose(state.history, q, step))
+    guard, part = guard_of(rule, objective, batch), jnp.ones(())
+    if guard.evaluates and rule.points.exact:
+        slope = q.decrement(step) if decrement is None else decrement
+        gain = 2 * step.rate * slope
+        step = dataclasses.replace(step, gain=gain)
+        if rounding.dtype == jnp.float32:
+            # Where the loss cannot judge the step, because its gain is of the size of the rounding errors, a quarter of
+            # it is taken: a whole one may lead from one side of the minimum to the other, again and again. (In float64
+            # such a gain is far below any tolerance.)
+            part = jnp.where((gain > 0) & (gain < 4 * rounding), 0.25, 1.0)
+            step = dataclasses.replace(step.shortened(part), gain=part * gain)
+    guarded = guard.take(origin, step, assess, limit)
+    history = state.history
+    if steps.acceleration is not None:
+        history = steps.acceleration.updated(history, q, step, guarded)
     value = measured.value + _regularizer(rule, objective, q)
     previous = q if steps.momentum is not None else state.previous
     aux = rule.curvature.updated_aux(objective, state.aux, measured.aux, step.rate * guarded.fraction)
-    after = State(guarded.q, state.count + 1, previous, average, aux, scale)
+    averaged, unit = _updated_start(state, step, guarded.q, gate)
+    after = State(
+        guarded.q, state.count + 1, previous, average, aux, scale, averaged=averaged, unit=unit, history=history
+    )
     if not request.checked:
         return after, None, guarded.measured  # pyright: ignore[reportReturnType]  # The caller asked for no Info.
     after = _kept(rule, state, after, finite & (guarded.fraction > 0) if gate is None else gate > 0)
-    rate = jnp.asarray(at(steps.rates.mean, state.count), float) * guarded.fraction
+    # A proposal does not depend on the plain step's length.
+    taken = guarded.fraction * (part if guarded.proposed is None else jnp.where(guarded.proposed, 1.0, part))
+    rate, starts = jnp.asarray(at(steps.rates.mean, state.count), float) * taken, starting(state)
+    rate = rate if starts is None else jnp.where(starts, 0.0, rate)
     loss = None if correction is None else _energy(rule, objective, q, measured, step, step.temperature)
     info = Info(
         value,
@@ -150,8 +184,25 @@ def update(
         decrement,
         loss,
         guarded.evaluations,
+        None if decrement is None else _length(q, step, decrement, guarded),
     )
     return after, info, guarded.measured
+
+
+def guard_of(rule: Rule, objective: AbstractObjective, batch: PyTree) -> Guard:
+    """The rule's guard for a step on this batch: another one where the loss there is no judge of the step."""
+    return rule.guard if objective.judges_steps(batch) else rule.guard.without_judge()
+
+
+def _length(q: Family, step: Step, decrement: Array, guarded: GuardedStep) -> Array:
+    """½⟨Δ, FΔ⟩ of the displacement Δ: of ρ times the natural gradient, or as measured where the step is another one."""
+    # A rejected step counts in full, and a much shortened one in part: it is short because of the guard (which rounding
+    # errors of the loss can mislead) and not because the optimum is near.
+    fraction = jnp.where(guarded.fraction > 0, jnp.maximum(guarded.fraction, 0.1), 1.0)
+    plain = (jnp.maximum(step.rate, step.precision_rate) * fraction) ** 2 * decrement
+    if step.momentum is None and step.proposal is None:
+        return plain
+    return jnp.where(guarded.fraction > 0, q.distance(guarded.q), plain)
 
 
 # Measure.
@@ -210,13 +261,16 @@ def form_step(
     measured: Measurement,
     gate: Array | None = None,
     temperature_scale: Float[Array, ""] | None = None,
+    share: Any = None,
 ) -> tuple[Step, PyTree]:
     """The step, and the new gradient average: the data's derivatives and the regularizer's, averaged, with their rates.
 
-    All rates are multiplied by `gate`: 1, or 0 for a step that must not be taken.
+    All rates are multiplied by `gate`: 1, or 0 for a step that must not be taken. `share` is M/N, where a window in
+    epochs may use it.
     """
     steps, count = rule.steps, state.count
     added = state.q.from_gaussian_terms(*objective.regularizer.derivatives(state.q.gaussian))
+    measured = _made_positive(rule, state, measured, share)
     gradient, curvature, average = measured.gradient, measured.curvature, state.average
     if steps.average is not None and steps.average.over == "data":
         average, gradient = steps.average.updated(average, gradient, count, gate)
@@ -229,13 +283,19 @@ def form_step(
         gradient, curvature = add_terms(state.q, (gradient, curvature), pull)
     if steps.average is not None and steps.average.over == "total":
         average, gradient = steps.average.updated(average, gradient, count, gate)
-    rate, precision_rate = steps.rates_at(count, objective.size, temperature)
-    divisor = None
+    rate, precision_rate = steps.rates_at(count, objective.size, temperature, share)
+    divisor, retraction_weight = None, None
+    if state.averaged is not None:
+        replaced = averaged_fraction(
+            state.averaged, precision_rate * temperature, nonnegative=rule.curvature.nonnegative
+        )
+        rate, precision_rate = jnp.asarray(jnp.where(starting(state), 0.0, rate)), replaced / temperature
+        retraction_weight = jnp.where(warming(state.averaged), 0.0, 1.0)
     if steps.scaling is not None:
         fraction = precision_rate * temperature
         mixed = fraction if gate is None else gate * fraction
         v = steps.scaling.updated(state.scale, measured.curvature, objective.size, mixed)
-        divisor = steps.scaling.divisor(objective.size, temperature, added[1], v, fraction, count)
+        divisor = steps.scaling.divisor(objective.size, temperature, added[1], v, fraction, count, state.unit)
     step = Step(
         gradient,
         curvature,
@@ -245,6 +305,7 @@ def form_step(
         None if steps.momentum is None else jnp.asarray(at(steps.momentum, count), float),
         None if steps.momentum is None else state.previous,
         steps.reverse,
+        retraction_weight=retraction_weight,
         divisor=divisor,
     )
     return step if gate is None else step.shortened(gate), average
@@ -272,6 +333,93 @@ def initial_accumulators(rule: Rule, q: Any, objective: AbstractObjective | None
                 "regularizer=δ, or the rule a number as damping."
             )
     return previous, average, scale
+
+
+# Start from what is measured.
+
+_NARROW = 1e16
+"""What the prior's precision is multiplied by for the first measurement, so that it is one at the mean."""
+
+
+def has_proper_prior(objective: AbstractObjective, q: Family) -> bool:
+    """Whether the prior keeps S above zero where the data say nothing.
+
+    If not, precisions start from a number and decay as published.
+    """
+    gaussian = q.gaussian
+    if not isinstance(gaussian, GaussianFamily) or not objective.regularizer.normalized(gaussian):
+        return False
+    return jax.eval_shape(objective.regularizer.derivatives, gaussian)[1] is not None
+
+
+def initial_measurements(rule: Rule, q: Family, objective: AbstractObjective | None, given: bool) -> tuple[Any, Any]:
+    """`State.averaged` and `State.unit` before the first step; None where the precision starts from a number.
+
+    Args:
+        rule: The algorithm.
+        q: The first member of its family.
+        objective: The objective, or None.
+        given: Whether the user gave a member of the family: its precision is then kept.
+    """
+    steps = rule.steps
+    if not steps.measured or rule.search is not None or objective is None or not has_proper_prior(objective, q):
+        return None, None
+    relative = steps.scaling is not None and steps.scaling.measured
+    return jnp.asarray(jnp.inf if given else 0.0, float), jnp.zeros(()) if relative else None
+
+
+def _share(rule: Rule, objective: AbstractObjective, state: State, batch: PyTree) -> Any:
+    """M/N, for a window in epochs and a measured start; None where neither is used."""
+    used = state.averaged is not None or isinstance(rule.steps.rates.precision, Window)
+    return objective.share(batch) if used and has_proper_prior(objective, state.q) else None
+
+
+def _drawn_around(state: State) -> Any:
+    """The q to draw points from: before anything is measured all but its mean, as the prior would be too wide."""
+    if state.averaged is None:
+        return state.q
+    return state.q.with_scaled_precision(jnp.where(state.averaged == 0, _NARROW, 1.0))
+
+
+def starting(state: State) -> Any:
+    """Whether this step only measures: the first of a state whose precision, or whose rate's unit, is measured."""
+    if state.averaged is None:
+        return None
+    return state.averaged == 0 if state.unit is None else (state.averaged == 0) | (state.unit == 0)
+
+
+def _made_positive(rule: Rule, state: State, measured: Measurement, share: Any) -> Measurement:
+    r"""The measurement with a curvature to start a precision from.
+
+    Squares are positive as they are. An estimate that can be negative (Stein's, from a single draw) is replaced in the
+    first steps by $\tfrac MN g∘g$, with g the gradient of the sum over N examples that a batch of M estimates: at a
+    stationary point its expectation is Σᵢ gᵢ², the Gauss–Newton diagonal, and away from one it is larger, so that q
+    starts rather too narrow than too wide.
+    """
+    if state.averaged is None or rule.curvature.nonnegative:
+        return measured
+    scale = 1.0 if share is None else share
+    squares = jax.tree.map(lambda g: jnp.asarray(scale, g.dtype) * g**2, measured.gradient)
+    positive = state.q.gaussian.structure.of_diagonal(squares)
+    select = lambda new, old: jnp.where(warming(state.averaged), new, old)
+    return dataclasses.replace(measured, curvature=jax.tree.map(select, positive, measured.curvature))
+
+
+def _updated_start(state: State, step: Step, q: Family, gate: Array | None) -> tuple[Any, Any]:
+    """`State.averaged` and `State.unit` after a step to q.
+
+    The unit is computed from the new precision, once, in a branch: so that it takes no pass over the parameters in any
+    other step.
+    """
+    averaged, unit, divisor = state.averaged, state.unit, step.divisor
+    if averaged is None:
+        return None, None
+    taken = 1.0 if gate is None else gate
+    if unit is not None and divisor is not None:
+        first = jnp.asarray(unit == 0) & (jnp.asarray(taken) > 0)
+        gaussian: Any = q.gaussian
+        unit = jax.lax.cond(first, lambda s: divisor.mean(s).astype(unit.dtype), lambda s: unit, gaussian.precision)
+    return averaged + taken, unit
 
 
 def at_temperature(rule: Rule, q: Q, count: Array) -> Q:
@@ -338,7 +486,12 @@ def _energy(
 
 
 def _bound(rule: Rule, objective: AbstractObjective, q: Family, measured: Measurement, step: Step) -> Array:
-    """The evidence lower bound −E_q ℓ̄ + H(q); under the delta method to second order in θ − m."""
+    """The evidence lower bound −E_q ℓ̄ + H(q); under the delta method to second order in θ − m.
+
+    NaN at points that are no draws of q, where the loss would give a number that bounds nothing.
+    """
+    if rule.points.surrogate:
+        return jnp.full_like(measured.value, jnp.nan)
     return -_energy(rule, objective, q, measured, step, 1.0)
 
 
