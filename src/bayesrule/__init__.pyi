@@ -55,6 +55,9 @@ from .fitting.predict import predict as predict
 from .fitting.reason import Reason as Reason
 from .fitting.result import Result as Result
 from .fitting.result import save as save
+from .fitting.run import Fitted as Fitted
+from .fitting.run import run as run
+from .fitting.starts import Starts as Starts
 from .objectives.batches import Microbatches as Microbatches
 from .objectives.batches import Weighted as Weighted
 from .objectives.objective import Objective as Objective
@@ -100,6 +103,7 @@ from .rule.state import Info as Info
 from .rule.state import State as State
 from .runs import Run as Run
 from .runs import load as load
+from .steps.acceleration import Anderson as Anderson
 from .steps.guards import Backtracking as Backtracking
 from .steps.guards import Boundary as Boundary
 from .steps.guards import NoGuard as NoGuard
@@ -109,5 +113,6 @@ from .steps.scaling import Scaling as Scaling
 from .steps.schedule import Rates as Rates
 from .steps.steps import Steps as Steps
 from .steps.sweep import Sweep as Sweep
+from .steps.window import Window as Window
 
 __version__: str

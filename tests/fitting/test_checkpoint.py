@@ -58,7 +58,8 @@ def test_a_checkpoint_of_an_earlier_layout_goes_on_as_it_would_have():
     half = blr.load(SAVED / "vogn_checkpoint.npz")
     assert half.steps == EXPECTED["vogn_checkpoint"]["steps"]
     objective = blr.Objective(logistic, size=24, regularizer=1.0)
-    resumed = blr.fit(blr.vogn(0.1), objective, half, rows(), steps=10, batch_size=8)
+    rule = blr.vogn(0.1, decay=0.999, curvature=1.0)  # the defaults of that time
+    resumed = blr.fit(rule, objective, half, rows(), steps=10, batch_size=8)
     np.testing.assert_allclose(resumed.q.mean, EXPECTED["vogn_checkpoint"]["mean_after_20"], rtol=1e-12)
 
 

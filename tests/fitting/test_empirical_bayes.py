@@ -1,5 +1,7 @@
 """Prior and noise learnt by the bound: scikit-learn's evidence maximum, and the top of a curve."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +12,8 @@ from sklearn.datasets import load_breast_cancer, load_diabetes
 from sklearn.linear_model import BayesianRidge
 
 import bayesrule as blr
+from bayesrule.models import gp
+from bayesrule.models.kernels import RBF
 from bayesrule.models.regression import regression, zeros
 from bayesrule.objectives.regularizers import as_regularizer
 
@@ -112,6 +116,53 @@ def test_the_three_methods_agree():
     assert (online.result.reason, online.bounds.shape, online.evaluations) == ("steps", (120,), 120)
     np.testing.assert_allclose(online.bounds[-1], online.result.bound, rtol=1e-6)
     np.testing.assert_array_equal(online.q.mean, online.result.q.mean)
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"), [(blr.ogn(0.1, decay=0.9, curvature=1.0), 0.260216474), (blr.adam(0.05), 0.607345664)]
+)
+def test_online_on_mini_batches_uses_the_slope_at_fixed_q(rule, expected):
+    """A step on a batch has its fixed point far from q, so that the implicit slope there led to any number.
+
+    The expected numbers are those of the version before the implicit slope (commit 02ace4d).
+    """
+    x = jnp.asarray(np.random.default_rng(2).normal(size=(64, 3)))
+    y = (x[:, 0] - 0.5 * x[:, 1] + jnp.sin(jnp.arange(64.0)) > 0).astype(float)
+    build = lambda prior: blr.Objective(logistic, output=product, size=64, regularizer=prior)
+    how = {"optimizer": optax.adam(0.1), "steps": 80, "batch_size": 8, "key": jax.random.key(0)}
+    online = blr.empirical_bayes(rule, build, 5.0, jnp.zeros(3), (x, y), method="online", **how)
+    assert online.result.reason == "steps"
+    assert np.all(np.isfinite(online.bounds))
+    np.testing.assert_allclose(online.hyper, expected, rtol=1e-6)
+
+
+def test_online_steps_take_the_sites_to_the_new_kernel():
+    """Two online steps are, at each kernel of its own, a step of the rule from the same sites over that kernel's prior.
+
+    By hand: the prior of the new kernel, given the sites; and the moments of these by NumPy.
+    """
+    x, y = jnp.linspace(0.0, 2.0, 6), jnp.array([0.0, 1.0, 1.0, 0.0, 1.0, 0.0])
+    build = lambda h: gp.process(RBF(h["variance"], h["scale"]), x, blr.factors.bernoulli_logit("y", {"f": None}))
+    rule, hyper = blr.cvi(0.5), {"variance": 2.0, "scale": 0.7}
+    run = lambda steps: blr.empirical_bayes(
+        rule, build, hyper, None, {"y": y}, method="online", optimizer=optax.sgd(1.0), steps=steps
+    )
+    one, two = run(1), run(2)
+    assert abs(np.log(one.hyper["variance"] / 2.0)) > 0.02  # the kernel has moved
+
+    first, slopes = rule.init(None, build(hyper)), []
+    for evidence, before in ((one, hyper), (two, one.hyper)):
+        model = build(before).with_size(6)
+        block = model.blocks["f"].with_natural(first.q["f"].natural())
+        first = rule.step(model, dataclasses.replace(first, q=blr.Product({"f": block})), {"y": y})[0]
+        slopes.append(first.q["f"].natural())
+        for mine, theirs in zip(evidence.q["f"].natural(), slopes[-1], strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-10)
+    at = np.asarray(x)
+    linear, quadratic = (np.asarray(part) for part in two.q["f"].natural())
+    prior = float(two.hyper["variance"]) * np.exp(-0.5 * ((at[:, None] - at) / float(two.hyper["scale"])) ** 2)
+    covariance = np.linalg.inv(np.linalg.inv(prior) + np.diag(-2 * quadratic))
+    np.testing.assert_allclose(two.q["f"].mean, covariance @ linear, rtol=1e-6)
 
 
 def test_online_ends_with_the_last_finite_hyper_parameters():

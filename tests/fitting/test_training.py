@@ -154,7 +154,7 @@ def test_mixed_and_half_precision_parameters():
 def test_rates_and_temperature_follow_schedules():
     """A temperature that warms up: q's precision is N v/τ + δ/τ at the temperature of the day."""
     warm = optax.linear_schedule(0.1, 1.0, 10)
-    rule = blr.vogn(optax.exponential_decay(0.1, 5, 0.5), temperature=warm, decay=0.5)
+    rule = blr.vogn(optax.exponential_decay(0.1, 5, 0.5), temperature=warm, decay=0.5, curvature=1.0)
     state = rule.init(PARAMS, OBJECTIVE)
     np.testing.assert_allclose(state.q.precision["b"], (96 * 1.0 + 0.5) / 0.1, rtol=1e-6)
     rates, step = [], jax.jit(rule.step)
@@ -261,6 +261,9 @@ def test_a_bad_loss_or_gradient_never_enters_the_state(name):
     if name != "ivon":
         after, info = step(objective, state, jnp.ones((4, 2)), jax.random.key(0))  # a NaN in one entry's slope
         assert not bool(info.finite)
+        if name == "vogn":  # its first step measures a curvature
+            after, info = step(objective, after, jnp.ones((4, 2)), jax.random.key(1))
+            assert not bool(info.finite)
         assert np.all(np.isfinite(after.q.mean))
         assert float(after.q.mean[1]) > 0
         result = blr.fit(rule, objective, start, jnp.ones((4, 2)), steps=5, key=jax.random.key(0))
@@ -312,7 +315,7 @@ def test_a_temperature_that_starts_at_zero_is_refused():
 
 
 def test_replacing_the_family_keeps_its_start():
-    rule = blr.vogn(0.1, relative=False)
+    rule = blr.vogn(0.1, relative=False, curvature=1.0)
     for family in (blr.KroneckerGaussian, blr.Gaussian):
         q = rule.replace(family=family).init(PARAMS, OBJECTIVE).q
         np.testing.assert_allclose(1 / q.variance()["w"], 96.5, rtol=1e-12)

@@ -29,6 +29,7 @@ _READABLE = (1, 2)
 _KERNELS = "models.kernels"
 _OTHERS = {
     "SearchRecord": ("rule.multistart", "SearchRecord"),
+    "History": ("steps.acceleration", "History"),
     "KroneckerFactors": ("families.gaussian.kronecker", "KroneckerFactors"),
     "Factored": ("families.gaussian.precision", "Factored"),
     **{
@@ -180,6 +181,10 @@ def _decode_module(description: dict[str, Any], arrays: dict[str, np.ndarray], l
         raise ValueError(f"The file names {name!r}, which is not one of the library's own types.")
     renamed: dict[str, str] = _RENAMED_FIELDS.get(name, {})
     module = object.__new__(kind)
+    # Fields that are newer than the file have their default: every field must be set for two trees to be equal.
+    for field in dataclasses.fields(kind):
+        if field.default is not dataclasses.MISSING:
+            object.__setattr__(module, field.name, field.default)
     for field, value in description["fields"]:
         object.__setattr__(module, str(renamed.get(field, field)), _decode(value, arrays, like))
     return module

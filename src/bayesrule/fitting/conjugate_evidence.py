@@ -3,7 +3,8 @@ r"""The evidence of the conjugate model that q's own messages make: hyper-parame
 At a fixed point of the rule the natural parameter is a sum, $λ = λ_0(η) + \tildeλ$: the prior's $λ_0$, which depends on
 the hyper-parameters η, and the likelihood's message $\tildeλ$. With $\tildeλ$ held fixed, prior and message are a
 conjugate model, whose evidence is $\log Z(η) = A(λ_0(η) + \tildeλ) − A(λ_0(η))$. Evaluating it takes no data. Its
-derivative is $−∂_η E_q R_η$, that of the bound, so that both have the same stationary points.
+derivative is $−∂_η E_q R_η$, that of the bound where q maximises the bound, so that both have the same stationary
+points. Under the delta method the slope of the bound has a further term (`evidence_slope`), which this one leaves out.
 """
 
 from __future__ import annotations

@@ -24,22 +24,23 @@ from jax.tree_util import Partial
 from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
-from ..factor_graph.model import Model
-from ..families.base import Family, Q
-from ..families.product import Product
+from ..families.base import Family
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.objective import as_objective
 from ..objectives.regularizers import as_regularizer
 from ..rule.rule import Rule
 from ..rule.state import State
+from .bound import judge_bound
 from .conjugate_evidence import conjugate_evidence, likelihood_message
-from .fit import evaluate_bound, fit, resolve_key
+from .evidence_slope import bound_and_slope, has_plain_steps, with_bases_of
+from .fit import fit, resolve_key
 from .loader import Loader
 from .loop import Carry, copy_for_donation, iterate
 from .loop import run as run_to_end
 from .maximize import check_positive, maximize
 from .progress import run_in_chunks
+from .reason import Reason
 from .result import Result
 
 _COARSE_TOLERANCE = 1e-2  # nats: a rough q is enough while the hyper-parameters are still far off
@@ -115,14 +116,17 @@ def empirical_bayes(
 
     - `"evidence"`: maximise $\max_q \text{bound}(q, η)$ over log η by scipy's L-BFGS-B. Each evaluation fits q, from
       the last one, and differentiates the bound there. Under the delta method the bound is Laplace's evidence, and for
-      Gaussian linear models the exact one.
+      Gaussian linear models the exact one; its slope has the third derivatives of the loss, by which the mode and its
+      curvature move with η (see `evidence_slope`).
     - `"conjugate"`: for hyper-parameters of the prior alone. Alternate between a fit of q and the maximum of
       $\log Z(η) = A(λ_0(η) + \tildeλ) − A(λ_0(η))$, the evidence of the conjugate model of the prior's $λ_0$ and the
       likelihood's message $\tildeλ = λ − λ_0$, which takes no data; it ends when neither moves. The maximum is the
-      same. Under the delta method these are MacKay's updates.
+      same where q maximises the bound. Under the delta method these are MacKay's updates, which leave out how the
+      curvature moves with η: they maximise Laplace's evidence if the loss is quadratic, and nearly if data are many.
     - `"online"`: $\log η ← \log η + \text{optimizer}(∇_{\log η}\,\text{bound}(λ, η))$ at fixed λ, after every `between`
-      steps of the rule. A Gaussian process keeps its sites while its kernel changes, which lets the optimiser take
-      longer steps than a fixed q would (Adam et al., 2021).
+      steps of the rule. Under the delta method the slope is that of "evidence", if the steps are on all data and have
+      no momentum, averages or scaling. A Gaussian process keeps its sites while its kernel changes, which lets the
+      optimiser take longer steps than a fixed q would (Adam et al., 2021).
 
     An argument that belongs to another method is an error.
 
@@ -326,7 +330,7 @@ def _maximize_bound(
     best = maximize(score, hyper, evaluations=evaluations, within=within, relative_gain=settled)
     final = as_objective(objective(best.hyper))
     last = start if q is None else q
-    result = run(rule, final, _with_bases_of(final, last), data, steps=steps, tolerance=tolerance, key=key)
+    result = run(rule, final, with_bases_of(final, last), data, steps=steps, tolerance=tolerance, key=key)
     return Evidence(best.hyper, result, best.converged and result.reason == "converged", best.evaluations)
 
 
@@ -344,34 +348,15 @@ def _bound_and_gradient(
 ) -> tuple[Family, Array, PyTree]:
     """Fit q at these hyper-parameters. Returns it, its bound, and the bound's gradient in log η."""
     objective = _build(build, log_hyper)
-    state = rule.init(_with_bases_of(objective, q), objective)
+    state = rule.init(with_bases_of(objective, q), objective)
     fitted = run_to_end(rule, objective, state, data, key, steps, tolerance)
-
-    def bound(log_hyper: PyTree) -> Array:
-        # Differentiate through one more step: by the implicit function theorem, the derivative of one Newton step at
-        # its fixed point is dq/dη. (For other rules q maximises the bound, and dq/dη does not matter.) Forward mode,
-        # because the guard is a while loop, which has no reverse mode.
-        objective = _build(build, log_hyper)
-        fixed = jax.lax.stop_gradient(fitted)
-        fixed = dataclasses.replace(fixed, q=_with_bases_of(objective, fixed.q))
-        stepped = rule.advance(objective, fixed, data, key)[0].q
-        return rule.bound(objective, stepped, data, key, aux=fitted.aux)
-
-    return fitted.q, bound(log_hyper), jax.jacfwd(bound)(log_hyper)
+    return fitted.q, *bound_and_slope(rule, partial(_build, build), log_hyper, fitted, data, key)
 
 
 def _build(build: Callable[[PyTree], Any], log_hyper: PyTree, rows: int = 0) -> AbstractObjective:
     """The objective at these hyper-parameters, with N set to the number of rows where there are any."""
     objective = as_objective(build(jax.tree.map(jnp.exp, log_hyper)))
     return objective.with_size(rows) if rows else objective
-
-
-def _with_bases_of(objective: AbstractObjective, q: Q) -> Q:
-    """q with its own λ over the objective's base measures: a process keeps its sites while its kernel changes."""
-    if not isinstance(objective, Model) or not isinstance(q, Product):
-        return q
-    own = objective.blocks
-    return type(q)({name: block.with_base_of(own[name]) if name in own else block for name, block in q.blocks.items()})
 
 
 # Method "conjugate".
@@ -408,7 +393,8 @@ def _alternate(
         better, _ = conjugate_evidence(prior, hyper, result.q, message, belief=belief, held=held)
         pairs = zip(jax.tree.leaves(better), jax.tree.leaves(hyper), strict=True)
         change = max(float(np.max(np.abs(np.log(np.asarray(new) / np.asarray(old))))) for new, old in pairs)
-        failed = result.reason not in ("converged", "steps")
+        # Another reason, such as points that are too coarse here, need not hold at the next hyper-parameters.
+        failed = result.loop_reason.rejected_a_step or result.loop_reason is Reason.INTERRUPTED
         if failed or (change < negligible and current_tolerance == tolerance):
             break
         # A rough q is enough to move the hyper-parameters while they still move far.
@@ -471,10 +457,10 @@ def _run_online(
     carry, reason = run_in_chunks(chunk, carry, steps, lambda carry: None)
     online = carry.state
     final = _build(build, online.log_hyper, loader.rows)
-    state = dataclasses.replace(online.state, q=_with_bases_of(final, online.state.q))
+    state = dataclasses.replace(online.state, q=with_bases_of(final, online.state.q))
     bounds = np.asarray(carry.trace["bound"])[: int(online.count) + reason.rejected_a_step]
     normalized = final.regularizer.normalized(state.q.component_prototype.gaussian)
-    bound = partial(evaluate_bound, rule, final, state, loader.data, key) if loader.batch_size is None else None
+    bound = partial(judge_bound, rule, final, state, loader.data, key) if loader.batch_size is None else None
     result = Result(state, reason, {"bound": bounds}, key, normalized, bound)
     return Evidence(jax.tree.map(jnp.exp, online.log_hyper), result, False, int(online.count))
 
@@ -495,23 +481,23 @@ def _run_online_chunk(
 ) -> Carry:
     """Steps of rule and optimiser in turn, on `fit`'s loop, until a count is reached or the bound is not finite."""
 
+    # A step on a mini-batch has another fixed point than q, far from it: the implicit slope there is no slope at all.
+    follows_fixed_point = batch_size is None and has_plain_steps(rule)
+
     def advance(online: _OnlineState, batch: PyTree, key: Key, _: None) -> tuple[_OnlineState, _OnlineInfo, None]:
         objective = _build(build, online.log_hyper, rows)
-        state = dataclasses.replace(online.state, q=_with_bases_of(objective, online.state.q))
+        state = dataclasses.replace(online.state, q=with_bases_of(objective, online.state.q))
         step = lambda turn, state: rule.step(objective, state, batch, jax.random.fold_in(key, turn))[0]
         state = jax.lax.fori_loop(0, between, step, state)
-        fixed_q = jax.lax.stop_gradient(state.q)
-
-        def loss(log_hyper: PyTree) -> Array:
-            objective = _build(build, log_hyper, rows)
-            q, bound_key = _with_bases_of(objective, fixed_q), jax.random.fold_in(key, between)
-            return -rule.bound(objective, q, batch, bound_key, aux=state.aux)
-
-        value, gradient = jax.value_and_grad(loss)(online.log_hyper)
+        build_all, bound_key = partial(_build, build, rows=rows), jax.random.fold_in(key, between)
+        bound, slope = bound_and_slope(
+            rule, build_all, online.log_hyper, state, batch, bound_key, fixed_point=follows_fixed_point
+        )
+        gradient = jax.tree.map(jnp.negative, slope)
         updates, optimizer_state = update(gradient, online.optimizer_state, online.log_hyper)
         log_hyper = jax.tree.map(jnp.add, online.log_hyper, updates)
-        finite = jnp.isfinite(value) & jnp.all(jnp.isfinite(ravel_pytree(log_hyper)[0]))
-        return _OnlineState(state, log_hyper, optimizer_state, online.count + 1), _OnlineInfo(-value, finite), None
+        finite = jnp.isfinite(bound) & jnp.all(jnp.isfinite(ravel_pytree(log_hyper)[0]))
+        return _OnlineState(state, log_hyper, optimizer_state, online.count + 1), _OnlineInfo(bound, finite), None
 
     objective = _build(build, carry.state.log_hyper, rows)  # for the batches: they do not depend on η
     return iterate(advance, carry, objective, data, (key, key), 0, until, batch_size=batch_size)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,12 +19,15 @@ from jaxtyping import Array, PyTree
 
 from ..curvature.measurement import Measurement
 from ..families.gaussian.base import GaussianFamily
+from ..families.point_mass import Peak
+from ..families.product import Product
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.batches import Microbatches
 from ..rule.rule import Rule
 from ..rule.state import State
-from ..rule.update import measure, rejects_by_zero_rate
+from ..rule.update import guard_of, measure, rejects_by_zero_rate
+from .convergence import Watch, first_watch, judge
 from .loader import batches_per_epoch, select_batch
 from .reason import Reason
 
@@ -39,15 +41,14 @@ class Carry(NamedTuple):
         trace: the recorded history, an array for each quantity of `Info` with a place for each step of this fit.
         code: the `Reason.code` of what ended the loop. It is 0, the code of `Reason.STEPS`, while nothing has; a loop
             that takes all its steps ends with it.
-        streak: how many steps in a row had a decrement (½⟨∇, F∇⟩ of the natural gradient, the nats still to gain) that
-            is not above the tolerance.
+        watch: what the test of convergence remembers of former steps; None where there is none.
     """
 
     state: Any
     order: Array | np.ndarray
     trace: dict[str, Any]
     code: Array | int = 0
-    streak: Array | int = 0
+    watch: Watch | None = None
 
 
 def empty_trace(steps: int, diagnose: bool) -> dict[str, np.ndarray]:
@@ -82,14 +83,17 @@ def iterate(
     *,
     batch_size: int | None,
     tolerance: ArrayLike | None = None,
+    window: int = 1,
+    gain: bool = False,
     measured: Any = None,
     restore: bool = True,
+    fixed_steps: int | None = None,
 ) -> Carry:
     """Call `advance` until the state's count is `until`, or a step converges or cannot be taken.
 
     Args:
         advance: one step. Its info has `finite`, `inside` and `fraction` as in `Info`, every quantity of the trace,
-            and `decrement` where there is a tolerance.
+            and `decrement` and `moved` where there is a tolerance.
         carry: where to begin.
         objective: builds the batches.
         data: all data; every step sees them where there is no batch size.
@@ -97,56 +101,68 @@ def iterate(
         first: the count at the beginning of the trace.
         until: the count at which to stop.
         batch_size: the number of rows of a batch, or None.
-        tolerance: the decrement below which the loop has converged; None for no such test.
+        tolerance: the estimated distance to the optimum, in nats, below which the loop has converged (see
+            `convergence`); None for no such test.
+        window: over how many steps that is judged at least, on all data; with mini-batches it is an epoch.
+        gain: whether the nats still to gain are judged, and not the distance.
         measured: what the first `advance` gets as `measured`; what each returns goes to the next.
         restore: whether a rejected step's old state has to be put back.
+        fixed_steps: the number of steps to `until` where it is known to the compiler. The loop is then a scan, which
+            has a reverse mode.
 
     Returns:
         The carry after the last step.
     """
     shuffle_key, step_key = keys
-    # One mini-batch may have a small gradient by chance, so the decrement has to stay below the tolerance for an epoch.
-    patience = 1 if batch_size is None else batches_per_epoch(objective, np.shape(carry.order)[0], batch_size)
+    if batch_size is not None:  # One mini-batch may have a small gradient by chance, so a whole epoch is judged.
+        window = max(window, batches_per_epoch(objective, np.shape(carry.order)[0], batch_size))
 
     def unfinished(loop: tuple[Carry, Any]) -> Array:
         carry = loop[0]
         return (carry.state.count < until) & (carry.code == Reason.STEPS.code)
 
     def body(loop: tuple[Carry, Any]) -> tuple[Carry, Any]:
-        (state, order, trace, _, streak), measured = loop
+        (state, order, trace, _, watch), measured = loop
         batch = data
         if batch_size is not None:
             batch, order = select_batch(objective, data, shuffle_key, order, state.count, batch_size)
         new, info, measured = advance(state, batch, jax.random.fold_in(step_key, state.count), measured)
-        if tolerance is not None:
-            streak = jnp.asarray(jnp.where(info.decrement <= tolerance, streak + 1, 0))
-        code = _reason_code(info, streak >= patience)
+        converged, lost = jnp.zeros((), bool), jnp.zeros((), bool)
+        if tolerance is not None and watch is not None:
+            watch, converged, lost = judge(watch, jax.lax.stop_gradient(info), state.count, tolerance, window, gain)
+        code = _reason_code(info, converged, lost)
         place = state.count - first
-        trace = {name: values.at[place].set(getattr(info, name)) for name, values in trace.items()}
+        recorded = {name: getattr(info, name) for name in trace}
+        if "decrement" in recorded:  # It judges a fit and is nothing to optimise, and has no derivative at 0.
+            recorded["decrement"] = jax.lax.stop_gradient(recorded["decrement"])
+        trace = {name: values.at[place].set(recorded[name]) for name, values in trace.items()}
         accepted = info.finite & info.inside
         if restore:
             new = jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new, state)
         new = dataclasses.replace(new, count=jnp.where(accepted, new.count, state.count))
-        return Carry(new, order, trace, code, streak), measured
+        return Carry(new, order, trace, code, watch), measured
 
-    return jax.lax.while_loop(unfinished, body, (carry, measured))[0]
+    if fixed_steps is None:
+        return jax.lax.while_loop(unfinished, body, (carry, measured))[0]
+    turn = lambda loop, _: (jax.lax.cond(unfinished(loop), body, lambda loop: loop, loop), None)
+    return jax.lax.scan(turn, (carry, measured), None, length=fixed_steps)[0][0]
 
 
-def _reason_code(info: Any, converged: ArrayLike) -> Array:
+def _reason_code(info: Any, converged: ArrayLike, lost: ArrayLike) -> Array:
     """The code of the reason to end the loop after a step with this info; that of `Reason.STEPS` to go on."""
     # A fraction of 0 means that the guard tried shorter steps and accepted none.
     outside = jnp.where(info.fraction == 0, Reason.STALLED.code, Reason.OUTSIDE.code)
-    finite = jnp.where(converged, Reason.CONVERGED.code, jnp.where(info.inside, Reason.STEPS.code, outside))
+    inside = jnp.where(lost, Reason.PRECISION_LOST.code, Reason.STEPS.code)
+    finite = jnp.where(converged, Reason.CONVERGED.code, jnp.where(info.inside, inside, outside))
     return jnp.where(info.finite, finite, Reason.NOT_FINITE.code)
 
 
-@partial(jax.jit, static_argnames=("batch_size", "diagnose", "microbatches"), donate_argnames="carry")
-def run_chunk(
+def take_steps(
     rule: Rule,
     objective: AbstractObjective,
     data: PyTree,
     key: Key,
-    tolerance: ArrayLike,
+    tolerance: ArrayLike | None,
     first: ArrayLike,
     until: ArrayLike,
     carry: Carry,
@@ -154,6 +170,7 @@ def run_chunk(
     batch_size: int | None,
     diagnose: bool,
     microbatches: int = 1,
+    fixed_steps: int | None = None,
 ) -> Carry:
     """Steps of a rule until a count is reached or something ends the fit.
 
@@ -162,13 +179,15 @@ def run_chunk(
         objective: what it lowers.
         data: all data.
         key: the key of the fit, the same for each of its chunks.
-        tolerance: the decrement below which the fit has converged; negative for none.
+        tolerance: the estimated distance to the optimum, in nats, below which the fit has converged; None for no
+            such test.
         first: the state's count at the beginning of the fit.
         until: the count at which this chunk ends.
-        carry: the carry, whose buffers are donated.
+        carry: the carry; `run_chunk` donates its buffers.
         batch_size: the number of rows of a batch, or None for full batches.
-        diagnose: whether to compute the bound and the decrement at every step.
+        diagnose: whether to compute the bound and the decrement at every step, which a tolerance needs.
         microbatches: the number of parts in which a batch is measured.
+        fixed_steps: the number of steps to `until`, for a loop with a reverse mode (see `iterate`).
 
     Returns:
         The carry after the last step.
@@ -203,10 +222,40 @@ def run_chunk(
         first,
         until,
         batch_size=batch_size,
-        tolerance=tolerance if diagnose else None,
+        tolerance=tolerance,
+        window=_window(rule, objective),
+        gain=has_point_mass(carry.state.q),
         measured=measured,
         restore=restore,
+        fixed_steps=fixed_steps,
     )
+
+
+run_chunk = jax.jit(
+    take_steps, static_argnames=("batch_size", "diagnose", "microbatches", "fixed_steps"), donate_argnames="carry"
+)
+"""`take_steps`, compiled, with the carry's buffers donated."""
+
+
+_WINDOW = 10
+
+
+def _window(rule: Rule, objective: AbstractObjective) -> int:
+    """Over how many steps convergence is judged: one, or several where a single decrement says little.
+
+    The decrement is random where the points are, and under momentum or an average of gradients q swings around the
+    optimum and passes it with a small gradient. Accelerated steps are long and short in turn: two of them tell.
+    """
+    steps = rule.steps
+    if steps.acceleration is not None:
+        return 2
+    steady = steps.momentum is None and steps.average is None and not (rule.points.random or objective.random)
+    return 1 if steady else _WINDOW
+
+
+def has_point_mass(q: Any) -> bool:
+    """Whether a block of q is a point: it has no standard deviation in which a distance could be measured."""
+    return isinstance(q, Product) and any(isinstance(block, Peak) for block in q.blocks.values())
 
 
 def _reuses_measurement(rule: Rule, objective: AbstractObjective, batch_size: int | None) -> bool:
@@ -218,7 +267,7 @@ def _reuses_measurement(rule: Rule, objective: AbstractObjective, batch_size: in
     """
     same_batch = batch_size is None and not objective.random and rule.steps.sweep is None
     same_points = not rule.points.random and (rule.points.delta or not rule.steps.follows_temperature_schedule)
-    return rule.guard.evaluates and same_batch and same_points and not rule.curvature.remembers
+    return guard_of(rule, objective, None).evaluates and same_batch and same_points and not rule.curvature.remembers
 
 
 def run(
@@ -231,7 +280,7 @@ def run(
     tolerance: ArrayLike,
 ) -> State:
     """At most `steps` full-batch steps from a state, fewer if they converge: `fit` inside another jitted function."""
-    carry = Carry(state, jnp.zeros(0, int), empty_trace(steps, True))
+    carry = Carry(state, jnp.zeros(0, int), empty_trace(steps, True), watch=first_watch())
     until = state.count + steps
     return run_chunk(
         rule, objective, data, key, tolerance, state.count, until, carry, batch_size=None, diagnose=True

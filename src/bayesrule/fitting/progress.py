@@ -11,7 +11,6 @@ from functools import cache
 from types import FrameType
 from typing import Any
 
-from .loop import Carry
 from .reason import Reason
 
 # A chunk is one call of the compiled loop, during which Python cannot react: it should be short enough for Ctrl-C and
@@ -21,13 +20,13 @@ _CHUNK_SECONDS = 0.25
 
 
 def run_in_chunks(
-    run_chunk: Callable[[Carry, int], Carry], carry: Carry, last: int, after_chunk: Callable[[Carry], None]
-) -> tuple[Carry, Reason]:
+    run_chunk: Callable[[Any, int], Any], carry: Any, last: int, after_chunk: Callable[[Any], None]
+) -> tuple[Any, Reason]:
     """Call the compiled loop on a few steps at a time, until all are taken, something ends them, or Ctrl-C.
 
     Args:
         run_chunk: run_chunk(carry, until) takes steps until the state's count is `until` or a reason ends them.
-        carry: where to begin.
+        carry: where to begin: a `Carry`, or anything else with a `code` and a `state` that has a `count`.
         last: the count at which all steps are taken.
         after_chunk: called with the carry after every chunk, before the next one donates its buffers.
 

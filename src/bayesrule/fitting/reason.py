@@ -19,11 +19,13 @@ class Reason(StrEnum):
     message: str
 
     STEPS = "steps", "all steps were taken"
-    CONVERGED = "converged", "the natural gradient's decrement fell below the tolerance"
+    CONVERGED = "converged", "the estimated distance to the optimum fell below the tolerance"
     NOT_FINITE = "not finite", "the loss or one of its derivatives was not a finite number"
     OUTSIDE = "left the domain", "the natural parameter λ left Ω"
     STALLED = "stalled", "no fraction of the step that the guard tried was acceptable"
     INTERRUPTED = "interrupted", "the user interrupted it (Ctrl-C)"
+    PRECISION_LOST = "precision lost", "rounding errors are larger than the tolerance"
+    COARSE_POINTS = "points too coarse", "it converged at its own points, which are too coarse for the integrals"
 
     def __new__(cls, value: str, message: str) -> Reason:
         member = str.__new__(cls, value)

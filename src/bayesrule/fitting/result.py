@@ -7,15 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from ..factor_graph.leave_one_out import LeaveOneOut
 from ..numerics.random import Key
 from ..rule.state import State
+from .bound import Bound, with_error
 from .checkpoint import read, write
+from .convergence import Watch
 from .loop import Carry
 from .minima import Minimum
 from .reason import Reason
+from .starts import Starts
 
 
 class Result:
@@ -25,14 +28,20 @@ class Result:
 
     Attributes:
         state: the rule's state, from which the fit can go on.
-        reason: why it ended, a `Reason`. It equals one of the strings "converged" (the natural gradient's decrement
-            fell below the tolerance), "steps" (all steps were taken), "not finite" (the loss or one of its derivatives
-            was not a finite number), "left the domain" (λ left Ω), "stalled" (no fraction of the step was acceptable)
-            and "interrupted" (Ctrl-C); `reason.message` says it in words.
+        reason: why it ended, a `Reason`. It equals one of the strings "converged" (the estimated distance to
+            the optimum fell below the tolerance), "steps" (all steps were taken), "not finite" (the loss or one of its
+            derivatives was not a finite number), "left the domain" (λ left Ω), "stalled" (no fraction of the step was
+            acceptable), "interrupted" (Ctrl-C), "precision lost" (rounding errors are larger than the tolerance) and
+            "points too coarse" (it converged at a grid of points on which the integrals are not accurate);
+            `reason.message` says it in words.
         trace: arrays of one value per step: "objective", "rate", "fraction" and "guard" as in `Info`, and with full
             batches or a tolerance "bound" and "decrement".
         key: the key of the fit.
-        normalized: whether the prior has all its constants, so that the bound is comparable with a log evidence.
+        normalized: whether the prior has all its constants, so that the bound is comparable with a log evidence. Under
+            a flat prior, which has none, only bounds of the same model can be compared.
+        loop_reason: why the loop of steps ended, before it was judged with the arithmetic and the points in mind.
+        watch: what the test of convergence remembers of the last steps, for a fit that goes on from here.
+        starts: where the starts of `fit(starts=k)` ended, and how many agree, a `Starts`; None for a single start.
     """
 
     def __init__(
@@ -42,14 +51,23 @@ class Result:
         trace: dict[str, np.ndarray],
         key: Key,
         normalized: bool,
-        bound: Callable[[], Array] | float | None,
+        bound: Callable[[], Bound] | float | None,
         minima: Callable[[], list[Minimum]] | list[Minimum] | None = None,
         loo: Callable[..., LeaveOneOut] | None = None,
+        bound_error: float | None = None,
+        watch: Watch | tuple | None = None,
+        starts: Starts | tuple | None = None,
+        explanation: str | None = None,
     ):
-        self.state, self.reason, self.trace = state, Reason(reason), trace
-        self.key, self.normalized = key, normalized
-        # The bound and the minima are functions until they are asked for, because both take time to compute.
-        self._bound, self._minima, self._loo = bound, minima, loo
+        self.state, self.trace, self.key, self.normalized = state, trace, key, normalized
+        self.loop_reason = self._reason = Reason(reason)
+        self._explanation: str | None = explanation
+        self._verdict: Callable[[], tuple[Reason, str | None]] | None = None
+        self.watch = None if watch is None else Watch(*watch)
+        self.starts = starts if starts is None or isinstance(starts, Starts) else Starts(*starts)
+        # The verdict, the bound and the minima are functions until they are asked for, because they take time to
+        # compute, and a fit inside of a search for hyper-parameters needs none of them.
+        self._bound, self._bound_error, self._minima, self._loo = bound, bound_error, minima, loo
 
     @staticmethod
     def of(
@@ -59,14 +77,46 @@ class Result:
         key: Key,
         normalized: bool,
         *,
-        bound: Callable[[], Array] | None = None,
+        bound: Callable[[], Bound] | None = None,
         minima: Callable[[], list[Minimum]] | None = None,
         loo: Callable[..., LeaveOneOut] | None = None,
+        starts: Starts | None = None,
     ) -> Result:
         """The result of a loop: its trace is cut to the steps since the count `first`, a rejected one included."""
         recorded = int(carry.state.count) - first + reason.rejected_a_step
         trace = {name: np.asarray(values)[:recorded] for name, values in carry.trace.items()}
-        return Result(carry.state, reason, trace, key, normalized, bound, minima, loo)
+        return Result(carry.state, reason, trace, key, normalized, bound, minima, loo, watch=carry.watch, starts=starts)
+
+    @property
+    def reason(self) -> Reason:
+        """Why the fit ended, judged once more when it is first asked for."""
+        self._judge()
+        return self._reason
+
+    @reason.setter
+    def reason(self, reason: str) -> None:
+        self._judge()
+        self._reason = Reason(reason)
+
+    @property
+    def explanation(self) -> str | None:
+        """What lies behind the reason and what to do about it, where that is known; None otherwise."""
+        self._judge()
+        return self._explanation
+
+    @explanation.setter
+    def explanation(self, explanation: str | None) -> None:
+        self._judge()
+        self._explanation = explanation
+
+    def judged_by(self, verdict: Callable[[], tuple[Reason, str | None]]) -> None:
+        """Set what gives the reason and the explanation when one of them is first asked for."""
+        self._verdict = verdict
+
+    def _judge(self) -> None:
+        if self._verdict is not None:
+            judge, self._verdict = self._verdict, None
+            self._reason, self._explanation = judge()
 
     @property
     def q(self) -> Any:
@@ -80,10 +130,33 @@ class Result:
 
     @property
     def bound(self) -> float | None:
-        """The evidence lower bound at q (up to the prior's constant unless `normalized`); None with mini-batches."""
+        """The evidence lower bound at q (up to the prior's constant unless `normalized`); None with mini-batches.
+
+        It is computed when it is first asked for, at points that no step of the fit has used: the bound at a fit's own
+        random points is biased upwards, because the fit has raised it there. The trace has the bounds of the steps as
+        they were measured. `bound_error` says how far the estimate may be off.
+        """
+        return self._judged()[0]
+
+    @property
+    def bound_error(self) -> float | None:
+        """The error of `bound` in nats.
+
+        The standard error where the expectation under q is taken at random points, and the difference between two grids
+        where it is taken by quadrature; 0 where the bound is in closed form, except for rounding. None where there is
+        no bound, and for the delta method (`newton`, `laplace`, `adam`): its "bound" expands the loss to second order
+        at the mean, and may lie above the log evidence.
+        """
+        return self._judged()[1]
+
+    def _judged(self) -> tuple[float | None, float | None]:
         if callable(self._bound):
-            self._bound = float(self._bound())
-        return self._bound
+            self._bound, self._bound_error = self._bound()
+        return self._bound, self._bound_error
+
+    def bound_text(self) -> str:
+        """The bound and its error as a line of text: "−123.4 ± 0.05"; a flat prior's constant is said to be missing."""
+        return "none" if self.bound is None else with_error(self.bound, self.bound_error, self.normalized)
 
     def minima(self) -> list[Minimum]:
         """The distinct minima that `multimodal` found, polished by Newton's method, the lowest first."""
@@ -122,12 +195,19 @@ class Result:
             "key": self.key,
             "normalized": self.normalized,
             "bound": self.bound,
+            "bound_error": self.bound_error,
             "minima": None if self._minima is None else [tuple(minimum) for minimum in self.minima()],
+            "explanation": self.explanation,
+            "watch": None if self.watch is None else tuple(self.watch),
+            "starts": None if self.starts is None else tuple(self.starts),
         }
         write(path, fields)
 
     def __repr__(self) -> str:
-        return f"Result({type(self.q).__name__} after {self.steps} steps, {self.reason})"
+        # A bound that has not been asked for yet is not computed for the sake of a line of text.
+        bound = "" if callable(self._bound) or self._bound is None else f", bound {self.bound_text()}"
+        starts = "" if self.starts is None else f", {self.starts.agree} of {len(self.starts.bounds)} starts agree"
+        return f"Result({type(self.q).__name__} after {self.steps} steps, {self.reason}{bound}{starts})"
 
 
 def save(path: str | Path, value: PyTree) -> None:

@@ -1,0 +1,95 @@
+r"""Has a fit converged to the optimum of its integrals, or to that of the grid which stands for them?
+
+Gauss–Hermite nodes lie about half a standard deviation of q apart. Where a likelihood bends within a shorter distance,
+as a softmax does under a wide q, they jump over the bend, and the fit converges to the optimum of another bound. So
+once a fit has converged, the natural gradient is measured at finer points. Where its decrement is not far below what
+matters, the linearized distance to the optimum at those points decides (`distance_to_fixed_point`).
+
+Random points are not judged here: `result.bound_error` says what they leave open. Nor is the delta method, which is an
+expansion and no integral.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from ..factor_graph.model import Model
+from ..families.gaussian.base import GaussianFamily
+from ..families.product import Product
+from ..numerics.random import Key
+from ..objectives.base import AbstractObjective
+from ..points.quadrature import Quadrature
+from ..rule.rule import Rule
+from ..rule.state import State
+from .accelerate import has_linearization
+from .bound import judging_points_of, refined_models
+from .fixed_point import distance_to_fixed_point, without_guard
+
+# How far from the optimum at finer points q may be, in nats, times the root of the number of parameters, among which
+# the distance is shared: of a single one the mean is then at most 0.04 standard deviations off. A tolerance that is
+# larger than a tenth of it allows for ten times itself.
+_NEGLIGIBLE = 1e-3
+_SUSPICIOUS = 0.2  # From this part of it on the decrement says too little, and the distance is computed.
+
+
+def explain_coarse_points(
+    rule: Rule, objective: AbstractObjective, state: State, data: PyTree, key: Key, tolerance: float
+) -> str | None:
+    """What is wrong with the points of a fit that converged, and what to do; None if they are fine enough.
+
+    Args:
+        rule: the rule.
+        objective: the loss, with its number of examples.
+        state: the last state.
+        data: all data.
+        key: the key of the fit.
+        tolerance: that of the fit.
+    """
+    finer = _finer(rule, objective, state, data)
+    if finer is None:
+        return None
+    limit = max(_NEGLIGIBLE * math.sqrt(_parameters(state.q)), 10 * tolerance)
+    distance = float(_decrement(*finer, state, data, key))
+    if distance > max(_SUSPICIOUS * limit, tolerance) and has_linearization(finer[0], finer[1], state.q):
+        distance = distance_to_fixed_point(*finer, state, data, key)
+    if not distance > limit:
+        return None
+    return (
+        f"The fit has converged at its own points, which are too coarse for the integrals: at finer points q is about "
+        f"{distance:.1g} nats from the optimum. Give points=Quadrature(n) with more nodes, or random points "
+        "(MonteCarlo, QuasiMonteCarlo) where there are many outputs, or a prior that is less wide."
+    )
+
+
+def _finer(
+    rule: Rule, objective: AbstractObjective, state: State, data: PyTree
+) -> tuple[Rule, AbstractObjective] | None:
+    """The rule and the objective at finer grids; None where no grid is in use, or none can be made finer."""
+    if isinstance(objective, Model):
+        fine, coarse, _ = refined_models(objective, state.q, data)
+        return None if coarse is None or fine.random else (rule, fine)
+    if not isinstance(rule.points, Quadrature):
+        return None
+    judges = judging_points_of(rule.points, objective, state.q, data)
+    finer = judges.fine
+    if not isinstance(finer, Quadrature) or finer.order <= rule.points.order:
+        return None
+    return rule.replace(points=finer), objective
+
+
+def _parameters(q: Any) -> int:
+    """The number of entries of all means; 1 where there are none."""
+    members = q.blocks.values() if isinstance(q, Product) else [q.component_prototype]
+    means = [member.mean for member in members if isinstance(member, GaussianFamily)]
+    return max(1, sum(int(np.size(leaf)) for leaf in jax.tree.leaves(means)))
+
+
+@jax.jit
+def _decrement(rule: Rule, objective: AbstractObjective, state: State, data: PyTree, key: Key) -> Array:
+    # A guard and an acceleration do not change the natural gradient at q, and take time to compile.
+    return without_guard(rule).advance(objective, state, data, key, diagnose=True)[1].decrement

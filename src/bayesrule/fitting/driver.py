@@ -1,0 +1,169 @@
+"""One fit on its way: what happens between the compiled chunks of steps, and the verdict at the end.
+
+Between two chunks a fit may begin again from another start (`restart`), be accelerated, or go on because it has not
+really converged (`accelerate`). At the end it is judged with the arithmetic, the points and the prior in mind
+(`explain_stop`, `coarse_points`, `improper`). All of it is here, so that a single fit, each of several starts, what a
+checkpoint saves and what a progress function sees have one verdict.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from typing import Any
+
+from ..numerics.random import Key
+from ..objectives.base import AbstractObjective
+from ..rule.rule import Rule
+from ..rule.state import State
+from .accelerate import accelerate_if_slow, accelerated, confirm, has_linearization, is_accelerated, steps_to_patience
+from .coarse_points import explain_coarse_points
+from .convergence import Watch
+from .explain_stop import explain_slow, explain_stop
+from .improper import explain_improper, may_be_improper
+from .loader import Loader
+from .loop import Carry, copy_for_donation, empty_trace, run_chunk
+from .progress import run_in_chunks
+from .reason import Reason
+from .restart import may_restart, other_start
+from .result import Result
+
+
+class Driver:
+    """Takes the steps of one fit, a chunk at a time, and judges its end.
+
+    Args:
+        rule: the rule.
+        objective: what it lowers, with its number of examples.
+        loader: the data.
+        key: the key of the fit.
+        tolerance: the fit's, or None.
+        state: the state that it starts from, or goes on from.
+        steps: how many steps to take, at most.
+        microbatches: in how many parts a batch is measured.
+        watch: what the test of convergence remembers at the beginning; None for no such test.
+        resumed: whether the state is that of an earlier fit, which has its start behind it.
+    """
+
+    def __init__(
+        self,
+        rule: Rule,
+        objective: AbstractObjective,
+        loader: Loader,
+        key: Key,
+        tolerance: float | None,
+        state: State,
+        *,
+        steps: int,
+        microbatches: int = 1,
+        watch: Watch | None = None,
+        resumed: bool = False,
+    ):
+        self.rule, self.objective, self.data, self.key, self.tolerance = rule, objective, loader.data, key, tolerance
+        self.order, self.steps, self.watch = loader.initial_order(), steps, watch
+        self.full_batch = loader.batch_size is None
+        self.first = int(state.count) if resumed else 0
+        self.diagnose = tolerance is not None or self.full_batch
+        self.how: Any = {"batch_size": loader.batch_size, "diagnose": self.diagnose, "microbatches": microbatches}
+        # The q that the fit began from, until its first chunk has shown that steps can be taken from there.
+        self.start = state.q if not resumed and may_restart(rule, objective, state.q) else None
+        self.faster: Rule | None = None
+        if tolerance is not None and self.full_batch:
+            plain = rule.steps.acceleration is None
+            self.faster = accelerated(rule, objective, state.q, loader.data) if plain else rule
+        self.confirmable = tolerance is not None and self.full_batch and has_linearization(rule, objective, state.q)
+        self._verdict: tuple[Any, tuple[Reason, str | None]] | None = None
+
+    @property
+    def last(self) -> int:
+        """The count at which all steps are taken."""
+        return self.first + self.steps
+
+    def begin(self, state: State) -> Carry:
+        """The carry before the first step from a state, whose arrays are donated."""
+        trace = empty_trace(self.steps, self.diagnose)
+        return Carry(state, self.order, trace, watch=copy_for_donation(self.watch))
+
+    def at(self, state: State) -> Driver:
+        """The driver of another start of the same fit."""
+        other = copy.copy(self)
+        other.start = None if self.start is None else state.q
+        return other
+
+    def chunk(self, carry: Carry, until: int) -> Carry:
+        """Take steps until a count, or until something ends them, and decide how to go on from there."""
+        fast = self.faster is not None and is_accelerated(self.faster, carry.state)
+        if self.faster is not None and not fast and (left := steps_to_patience(carry)) > 0:
+            until = min(until, int(carry.state.count) + left)
+        carry = self._run(self.faster if self.faster is not None and fast else self.rule, carry, until)
+        return self.decide(carry, until)
+
+    def decide(self, carry: Carry, until: int) -> Carry:
+        """The carry to go on from after a chunk: begun again, accelerated or not converged after all."""
+        fast = self.faster is not None and is_accelerated(self.faster, carry.state)
+        if self.start is not None:
+            start, self.start = self.start, None
+            how = {"full_batch": self.full_batch}
+            q = other_start(self.rule, self.objective, start, carry, self.data, self.key, **how)
+            if q is not None:
+                carry = self.begin(copy_for_donation(self.rule.init(q, self.objective, self.key)))
+                carry = self._run(self.rule, carry, until)
+        if self.confirmable and self.tolerance is not None:
+            active = self.faster if self.faster is not None and fast else self.rule
+            carry = confirm(active, self.objective, carry, self.data, self.key, self.tolerance)
+        return carry if self.faster is None or fast else accelerate_if_slow(self.faster, carry)
+
+    def finish(self, carry: Carry, reason: Reason) -> tuple[Carry, Reason]:
+        """Go on alone from where steps beside those of other starts have led, if this is not the end."""
+        if reason is Reason.INTERRUPTED:
+            return carry, reason
+        carry = self.decide(carry, int(carry.state.count))
+        if Reason.of(int(carry.code)) is not Reason.STEPS:
+            return carry, Reason.of(int(carry.code))
+        return run_in_chunks(self.chunk, carry, self.last, lambda carry: None)
+
+    def _run(self, rule: Rule, carry: Carry, until: int) -> Carry:
+        return run_chunk(
+            rule, self.objective, self.data, self.key, self.tolerance, self.first, until, carry, **self.how
+        )
+
+    def judge(self, result: Result) -> Result:
+        """The result, which has the reason and the explanation that it deserves as soon as one of them is asked for."""
+        if result.loop_reason is not Reason.STEPS or result.steps >= self.last:
+            plain = Result(result.state, result.loop_reason, result.trace, result.key, result.normalized, None)
+            result.judged_by(partial(self._verdict_on, plain))
+        return result
+
+    def improper(self, result: Result) -> str | None:
+        """What to say where the fit has no posterior to converge to; None if it has one, or that is not known."""
+        if result.normalized or not self.full_batch or self.rule.search is not None:
+            return None
+        reason, _ = explain_stop(result.loop_reason, result.q, result.trace, self.tolerance)
+        if not may_be_improper(self.objective, result.q, reason, result.trace):
+            return None
+        return explain_improper(self.objective, result.state, self.data)
+
+    def _verdict_on(self, result: Result) -> tuple[Reason, str | None]:
+        """The verdict; the last checkpoint, the last call of a progress function and the fit itself ask the same."""
+        asked = (result.loop_reason, result.steps)
+        if self._verdict is None or self._verdict[0] != asked:
+            self._verdict = asked, self._judged(result)
+        return self._verdict[1]
+
+    def _judged(self, result: Result) -> tuple[Reason, str | None]:
+        rule, trace = self.rule, result.trace
+        if rule.search is not None:  # A search follows many minima, and not one posterior.
+            return result.loop_reason, None
+        reason, explanation = explain_stop(result.loop_reason, result.q, trace, self.tolerance)
+        improper = self.improper(result)
+        if improper is not None:
+            return reason, improper
+        if reason is Reason.STEPS and explanation is None and self.tolerance is not None:
+            explanation = explain_slow(rule, trace, self.tolerance, self.full_batch)
+            if explanation is not None and not result.normalized:
+                explanation += " If they never suffice: without a proper prior the posterior may be improper."
+        if reason is Reason.CONVERGED and self.full_batch and self.tolerance:
+            coarse = explain_coarse_points(rule, self.objective, result.state, self.data, self.key, self.tolerance)
+            if coarse is not None:
+                return Reason.COARSE_POINTS, coarse
+        return reason, explanation
