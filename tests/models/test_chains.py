@@ -167,13 +167,28 @@ def test_bad_series(y, states, message):
         (np.ones(0), 1.0, "observations of shape"),
         (np.ones(5), -1.0, "is a variance"),
         (np.ones(5), np.ones(3), "one of the shapes"),
-        (np.array([1.0, np.inf]), 1.0, "infinite"),
+        (np.array([1.0, np.inf]), 1.0, "infinite entries, the first one in step 1"),
     ],
 )
 def test_bad_observations(y, noise, message):
     space = blr.StateSpace(np.eye(1), np.eye(1), np.ones(1))
     with pytest.raises(ValueError, match=message):
         kalman.smooth(space, y, noise)
+
+
+@pytest.mark.parametrize("infinity", [np.inf, -np.inf])
+def test_infinite_observations_under_jit(infinity):
+    """Nothing can be raised there: the density is 0, and no state that is given the observation exists."""
+    space = blr.StateSpace(np.eye(1), np.eye(1), np.ones(1))
+    y = jnp.array([0.5, -0.2, infinity, 0.3])
+    value, slope = jax.jit(jax.value_and_grad(lambda noise, y: kalman.log_likelihood(space, y, noise)))(1.0, y)
+    assert value == -np.inf
+    assert np.isfinite(slope)
+    filtered = jax.jit(lambda y: kalman.filter(space, y, 1.0))(y)
+    assert filtered.log_likelihood == -np.inf
+    assert_allclose(filtered.mean[:2], kalman.filter(space, y[:2], 1.0).mean)
+    assert np.all(np.isnan(filtered.mean[2:]))
+    assert np.all(np.isnan(jax.jit(lambda y: kalman.smooth(space, y, 1.0))(y).mean))
 
 
 def dense_log_likelihood(system, y, noise):

@@ -33,6 +33,24 @@ def test_gaussian_components_are_student_t():
     assert_allclose(build_predictive(DIAGONAL).log_prob(ROWS)[:, 0], by_entry, rtol=1e-12)
 
 
+def test_rows_that_are_missing_in_part():
+    """The observed entries of a Student-t are one with the same degrees of freedom; those of a Gaussian Gaussian."""
+    rows = ROWS.copy()
+    rows[1, 0] = rows[2, 1] = rows[4, 1] = np.nan
+    rows[3] = np.nan
+    scale, at = np.linalg.inv(SCALE) * 1.5 / 5, Peak(FULL).mean
+    covariance = np.linalg.inv(at["precision"][0])
+    student, normal = build_predictive(FULL).log_prob(rows), build_predictive(Peak(FULL)).log_prob(rows)
+    for row, s, of_student, of_normal in zip(rows, ~np.isnan(rows), student[:, 0], normal[:, 0], strict=True):
+        if not s.any():
+            assert of_student == of_normal == 0
+            continue
+        part, inner = np.ix_(s, s), np.array([1.0, 2.0])[s]
+        assert_allclose(of_student, stats.multivariate_t(inner, scale[part], df=5).logpdf(row[s]), rtol=1e-12)
+        peak = stats.multivariate_normal(np.asarray(at["mean"][0])[s], covariance[part])
+        assert_allclose(of_normal, peak.logpdf(row[s]), rtol=1e-12)
+
+
 def test_at_a_peak_they_are_gaussian():
     at = Peak(FULL).mean
     expected = stats.multivariate_normal(at["mean"][0], np.linalg.inv(at["precision"][0])).logpdf(ROWS)
@@ -62,7 +80,7 @@ def test_moments_are_those_of_draws(block):
 
 def test_what_is_missing_counts_for_nothing():
     holes = np.array([[np.nan, 1.0], [np.nan, np.nan]])
-    assert_allclose(build_predictive(FULL).log_prob(holes), 0)
+    assert_allclose(build_predictive(FULL).log_prob(holes[1:]), 0)
     actual = build_predictive(DIAGONAL).log_prob(holes)[:, 0]
     assert_allclose(actual[0], stats.t(6, 2.0, np.sqrt(4 * 4 / (3 * 3))).logpdf(1.0))
     assert actual[1] == 0

@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
 
 import bayesrule as blr
 from bayesrule import factors
+from bayesrule.factor_graph import expected_log
 from bayesrule.models import hmm
 
 # Optional: the dev extra installs it.
@@ -88,7 +91,7 @@ def test_sequences_are_apart():
 
 
 def test_a_missing_entry_is_integrated_out():
-    """With independent entries each is missing by itself; with a full covariance a step is there or not."""
+    """With independent entries each is missing by itself."""
     y = observed("diag").at[0, 3, 1].set(jnp.nan).at[0, 5].set(jnp.nan)
     model = hmm.gaussian_hmm(y, 2, covariance="diag")
     q = fitted(EM, model, y).q
@@ -97,8 +100,145 @@ def test_a_missing_entry_is_integrated_out():
     actual = hmm.hidden(model, q, y).log_likelihoods[0]
     assert_allclose(actual[3], expected, rtol=1e-12)
     assert_array_equal(actual[5], 0)
-    with pytest.raises(ValueError, match="takes each row of 'y' whole, and some rows are missing in part"):
-        fitted(EM, hmm.gaussian_hmm(y, 2), y)
+
+
+def with_holes():
+    """Six sequences of correlated steps, a fifth of whose entries are missing; one step is missing as a whole."""
+    y, random = np.array(series()[0]), np.random.default_rng(2)
+    y[..., 1] += 0.8 * y[..., 0]
+    y = np.where(random.random(y.shape) < 0.2, np.nan, y)
+    y[0, 5] = np.nan
+    return jnp.asarray(y)
+
+
+def densities_of_observed(y, means, covariances):
+    """log N(observed entries | state) of every step, by SciPy, (N, T, K); 0 if there is none."""
+    table = np.zeros((*y.shape[:2], len(means)))
+    for place in np.ndindex(table.shape):
+        row, k = np.asarray(y)[place[:2]], place[2]
+        seen = ~np.isnan(row)
+        if seen.any():
+            table[place] = multivariate_normal(means[k][seen], covariances[k][np.ix_(seen, seen)]).logpdf(row[seen])
+    return table
+
+
+def log_likelihood_by_enumeration(initial, transitions, densities):
+    """log Σ_z p(z) Π_t p(y_t | z_t), over all paths, of a short sequence (T, K)."""
+    total, steps = 0.0, range(len(densities))
+    for z in itertools.product(range(densities.shape[1]), repeat=len(densities)):
+        chain = initial[z[0]] * np.prod([transitions[a, b] for a, b in itertools.pairwise(z)])
+        total += chain * np.exp(densities[steps, z].sum())
+    return np.log(total)
+
+
+def test_entries_missing_from_a_full_covariance():
+    """EM ends where the likelihood of what was observed, computed by SciPy, has no slope, and never falls before."""
+    y = with_holes()
+    model = hmm.gaussian_hmm(y, 2)
+    result = fitted(EM, model, y, 300, tolerance=1e-13, check=True)
+    assert result.reason == "converged"
+    means, precisions = (np.asarray(result.q["states"].mean[name]) for name in ("mean", "precision"))
+    covariances, hidden = np.linalg.inv(precisions), hmm.hidden(model, result.q, y)
+    table = densities_of_observed(y, means, covariances)
+    assert_allclose(hidden.log_likelihoods, table, atol=1e-10)
+    first = log_likelihood_by_enumeration(hidden.initial, hidden.transitions, table[0, :4])
+    assert_allclose(hmm.log_likelihood(*hidden._replace(log_likelihoods=table[0, :4])), first, rtol=1e-10)
+    assert_allclose(result.bound, jnp.sum(hmm.log_likelihood(*hidden._replace(log_likelihoods=table))), rtol=1e-10)
+
+    def likelihood(means, covariances):
+        table = densities_of_observed(y, means, covariances)
+        return float(jnp.sum(hmm.log_likelihood(*hidden._replace(log_likelihoods=table))))
+
+    small = 1e-4
+    for k, direction in itertools.product(range(2), np.random.default_rng(0).normal(size=(2, 2))):
+        shift, change = np.zeros((2, 2)), np.zeros((2, 2, 2))
+        shift[k], change[k] = small * direction, small * np.outer(direction, direction)
+        slope = likelihood(means + shift, covariances + change) - likelihood(means - shift, covariances - change)
+        assert abs(slope / (2 * small)) < 1e-3
+
+
+def test_entries_missing_from_a_full_covariance_with_priors():
+    """The bound never falls, and NaN is the same as a mask."""
+    y = with_holes()
+    model = hmm.gaussian_hmm(y, 2, priors="default")
+    result = fitted(VMP, model, y, 100, tolerance=1e-8, check=True)
+    assert result.reason == "converged"
+    masked = blr.Masked(jnp.nan_to_num(y), ~jnp.isnan(y))
+    assert_allclose(fitted(VMP, model, masked, 100, tolerance=1e-8).bound, result.bound, rtol=1e-10)
+    # A loop of one's own takes the model and the data that for_data gives; otherwise the value is NaN, not wrong.
+    q, value = model.starting_point(None), jax.jit(lambda model, q, data: model.contributions(q, data)["factors"]["y"])
+    assert np.isnan(value(model, q, {"y": y}))
+    adapted, data = model.for_data({"y": y})
+    assert np.isfinite(value(adapted, q, data))
+
+
+def test_the_integral_over_missing_entries():
+    """log ∫ exp E log N(y | x, Λ) dy over the missing entries, by quadrature."""
+    states = blr.NormalWishart(
+        jnp.array([[0.3, -0.2, 1.0], [1.0, 0.0, 0.5]]),
+        jnp.array([2.0, 3.0]),
+        jnp.array([5.0, 7.0]),
+        0.2 * jnp.array([[[1.0, 0.4, 0.1], [0.4, 2.0, 0.3], [0.1, 0.3, 1.5]]] * 2),
+    )
+    mu, patterns = states.expectation(), np.array([[True, True, True], [True, False, True], [False, True, False]])
+    y = np.array([[0.1, 0.7, -0.4], [0.5, 9.0, 1.2], [9.0, -0.3, 9.0], [0.2, 9.0, 0.1]])
+    index, grid = np.array([0, 1, 2, 1]), np.linspace(-20, 20, 401)
+    actual = expected_log.multivariate_joint_of_observed(patterns, mu, index, expected_log.row_products(jnp.asarray(y)))
+    for row, pattern, values in zip(y, patterns[index], actual, strict=True):
+        free = np.flatnonzero(~pattern)
+        points = np.array([*itertools.product(grid, repeat=len(free))]).reshape(len(grid) ** len(free), len(free))
+        filled = np.broadcast_to(row, (len(points), 3)).copy()
+        filled[:, free] = points
+        terms = np.asarray(expected_log.multivariate_joint(mu, expected_log.row_products(jnp.asarray(filled))))
+        assert_allclose(values, logsumexp(terms, axis=0) + len(free) * np.log(grid[1] - grid[0]), rtol=1e-8)
+
+
+def test_rows_that_are_missing_in_part_are_taken_in_chunks(monkeypatch):
+    """In chunks, the last of them shorter, the value and its derivatives are those of all rows at once."""
+    random = np.random.default_rng(0)
+    patterns, index = random.random((4, 3)) < 0.7, random.integers(0, 4, size=50)
+    products = expected_log.row_products(jnp.asarray(random.normal(size=(50, 3))))
+    ones = jnp.ones(2)
+    mu = blr.NormalWishart(jnp.asarray(random.normal(size=(2, 3))), ones, 5 * ones, jnp.array([jnp.eye(3)] * 2))
+
+    def total(mu):
+        values = expected_log.multivariate_joint_of_observed(patterns, mu, index, products)
+        return jnp.sum(jnp.sin(values)), values
+
+    whole = jax.jit(jax.value_and_grad(lambda mu: total(mu), has_aux=True))(mu.expectation())
+    monkeypatch.setattr(expected_log, "_GATHERED", 2 * 10 * 8)  # numbers of eight rows
+    parts = jax.jit(jax.value_and_grad(lambda mu: total(mu), has_aux=True))(mu.expectation())
+    for a, b in zip(jax.tree.leaves(parts), jax.tree.leaves(whole), strict=True):
+        assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_rows_that_are_missing_in_part_need_little_memory():
+    """Weights for each of 200,000 rows with 8 components of 20 entries would be 3 GB; nothing is computed here."""
+    rows, components, size = 200_000, 8, 20
+    patterns = np.eye(size, dtype=bool)
+    array = lambda *shape, dtype=float: jax.ShapeDtypeStruct(shape, dtype)
+    mu = array(components), array(components, size, size), array(components, size), array(components)
+    products = array(rows, 1 + size + size * (size + 1) // 2)
+
+    def total(mu, index, products):
+        values = expected_log.multivariate_joint_of_observed(patterns, mu, index, products)
+        return jnp.sum(jax.nn.logsumexp(values, axis=-1))
+
+    program = jax.jit(jax.grad(total)).lower(mu, array(rows, dtype=int), products).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 1e8
+
+
+def test_emissions_by_the_delta_method_are_no_maximum_of_the_bound():
+    """A factor of a sequence or a mixture has the points of its components, and no guard judges steps by the bound."""
+    rate = lambda f, y: y * f - jnp.exp(f)
+    by_points = lambda points: blr.Factor(rate, "states", data="y", points=points)
+    y, blocks = np.ones((2, 5)), {"states": blr.DiagonalGaussian(jnp.zeros(2), jnp.ones(2))}
+    uniform = np.full(2, 0.5), np.full((2, 2), 0.5)
+    for points, judges in ((blr.Delta(), False), (blr.Quadrature(8), True), (blr.MonteCarlo(8), False)):
+        chain, choice = factors.hidden_markov(*uniform, by_points(points)), factors.mixture("w", by_points(points))
+        assert chain.second_order == choice.second_order == points.delta
+        assert chain.random == choice.random == points.random
+        assert blr.Model(blocks, {"y": chain}).judges_steps({"y": y}) == judges
 
 
 def test_the_bound_has_the_best_states_of_all():

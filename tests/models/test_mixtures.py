@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import scipy.sparse
 from numpy.testing import assert_allclose
+from scipy.special import logsumexp
+from scipy.stats import multivariate_normal
 from sklearn.datasets import load_iris
 from sklearn.decomposition import PCA, FactorAnalysis
 from sklearn.mixture import GaussianMixture
@@ -54,6 +56,35 @@ def test_a_missing_row_is_of_any_component():
     result = blr.fit(blr.em(order="parallel"), model, None, {"y": y}, steps=5)
     chances = responsibilities(model, result.q, y)
     assert_allclose(chances[-1], result.q["weights"].mean, rtol=1e-10)
+
+
+def test_rows_that_are_missing_in_part():
+    """Responsibilities of the observed entries by SciPy, and EM's fixed point by the entries that it fills in."""
+    y = np.where(np.random.default_rng(0).random(ROWS.shape) < 0.15, np.nan, ROWS)
+    model = gaussian_mixture(y, 2)
+    result = blr.fit(blr.em(order="parallel"), model, None, {"y": y}, steps=300, tolerance=1e-11, check=True)
+    assert result.reason == "converged"
+    means, weights = (np.asarray(x) for x in (result.q["components"].mean["mean"], result.q["weights"].mean))
+    covariances = np.linalg.inv(result.q["components"].mean["precision"])
+    joint, filled, spread = np.zeros((150, 2)), np.zeros((2, 150, 4)), np.zeros((2, 150, 4, 4))
+    for n, k in np.ndindex(150, 2):
+        seen = ~np.isnan(y[n])
+        inner = covariances[k][np.ix_(seen, seen)]
+        gain = np.linalg.solve(inner, covariances[k][np.ix_(seen, ~seen)]).T
+        joint[n, k] = np.log(weights[k]) + multivariate_normal(means[k][seen], inner).logpdf(y[n][seen])
+        filled[k, n] = np.where(seen, y[n], 0.0)
+        filled[k, n, ~seen] = means[k][~seen] + gain @ (y[n] - means[k])[seen]
+        rest = covariances[k][np.ix_(~seen, ~seen)] - gain @ covariances[k][np.ix_(seen, ~seen)]
+        spread[k, n][np.ix_(~seen, ~seen)] = rest
+    assert_allclose(result.bound, logsumexp(joint, axis=1).sum(), rtol=1e-10)
+    chances = np.exp(joint - logsumexp(joint, axis=1, keepdims=True))
+    assert_allclose(responsibilities(model, result.q, y), chances, atol=1e-8)
+    for k in range(2):
+        share = chances[:, k] / chances[:, k].sum()
+        assert_allclose(share @ filled[k], means[k], atol=1e-4)
+        deviation = filled[k] - means[k]
+        second = np.einsum("n,nde->de", share, deviation[:, :, None] * deviation[:, None] + spread[k])
+        assert_allclose(second, covariances[k], atol=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from numpy import ndarray
 from scipy.special import gammaln, xlogy
 
@@ -28,8 +28,7 @@ class GaussianPredictive:
     Args:
         location: the centres.
         precision: the inverse of the squared scale, which for a Student-t is not the inverse of its covariance: (K, D,
-            D), where a row is observed or missing as a whole; or (K, D) for independent entries, which may be missing
-            one by one.
+            D); or (K, D) for independent entries.
         dof: the degrees of freedom, for each component, or for each of its entries.
     """
 
@@ -40,6 +39,9 @@ class GaussianPredictive:
     def log_prob(self, y: Float[ndarray, "N D"]) -> Float[ndarray, "N K"]:
         """log p(y_n | k) of the observed entries; 0 for a missing row."""
         full = self.precision.ndim == 3
+        observed = ~np.isnan(y)
+        if full and not np.array_equal(observed.any(1), observed.all(1)):
+            return self._log_prob_of_observed(y, observed)
         if full:
             cholesky = np.linalg.cholesky(self.precision)
             squares = [np.sum(((y - m) @ L) ** 2, axis=1) for m, L in zip(self.location, cholesky, strict=True)]
@@ -56,6 +58,21 @@ class GaussianPredictive:
         missing = np.any(np.isnan(y), axis=1, keepdims=True) if full else np.isnan(y)[:, None]
         log_prob = np.where(missing, 0.0, log_prob)
         return log_prob if full else log_prob.sum(-1)
+
+    def _log_prob_of_observed(self, y: Float[ndarray, "N D"], observed: Bool[ndarray, "N D"]) -> Float[ndarray, "N K"]:
+        """The same for full precisions, where rows are missing in part.
+
+        The observed entries of a Gaussian or a Student-t have those of its location and of its squared scale, and its
+        degrees of freedom. Rows with the same entries observed are taken together.
+        """
+        squared_scale = np.linalg.inv(self.precision)
+        log_prob = np.zeros((len(y), len(self.location)))
+        for pattern in np.unique(observed[observed.any(1)], axis=0):
+            rows = np.all(observed == pattern, axis=1)
+            precision = np.linalg.inv(squared_scale[:, pattern][:, :, pattern])
+            part = GaussianPredictive(self.location[:, pattern], precision, self.dof)
+            log_prob[rows] = part.log_prob(y[rows][:, pattern])
+        return log_prob
 
     @property
     def mean(self) -> Float[ndarray, "K D"]:

@@ -125,8 +125,8 @@ def gaussian_hmm(
     Args:
         y: one series (T, D) or (T,), many (N, T, D), or a list. The start is a k-means clustering of its steps.
         states: the number of states K.
-        covariance: "full", or "diag": the entries of a step are then independent, and may be missing one by one; with
-            "full" a step is observed or missing as a whole.
+        covariance: "full", or "diag": the entries of a step are then independent. Any entry may be missing; with
+            "full" the others of its step say what it may have been (it is integrated out).
         priors: "flat", "default", or a dict of members for some blocks.
         floor: as for `gaussian_mixture`.
         key: a random key, for k-means.
@@ -160,7 +160,7 @@ def poisson_hmm(y: Any, states: int, *, priors: Priors = "flat", key: Key | None
         raise ValueError("All counts are 0, so that no state differs from another: there is nothing to fit.")
     # The variance of a Poisson count's square root does not grow with its rate, so k-means is not ruled by large
     # counts.
-    assignments = k_means(jnp.sqrt(rows), states, key, complete=False)
+    assignments = k_means(jnp.sqrt(rows), states, key)
     weight, mean, _ = (jnp.asarray(x, float) for x in cluster_moments(rows, assignments, False))
     flat = Gamma(1 + weight[:, None] * mean, weight[:, None])
     default = Gamma(jnp.ones(()), 1 / jnp.maximum(pooled_moments(rows)[0], 1e-6))
@@ -247,6 +247,9 @@ class Hidden(NamedTuple):
 def hidden(model: Model, q: Product, y: Any) -> Hidden:
     """The chain's probabilities at q's means, and E log f of every step under every state, 0 where it is missing.
 
+    Of a step that is missing in part it is that of the observed entries, the others being integrated out. (Under `jit`,
+    where it is not known which these are, it is NaN for a step with dependent entries: see `Model.for_data`.)
+
     Args:
         model: a model with a `hidden_markov` factor.
         q: its fitted q. With `em` the means are the estimates themselves.
@@ -256,11 +259,11 @@ def hidden(model: Model, q: Product, y: Any) -> Hidden:
     if factor is None:
         raise ValueError("hidden() needs a model with a hidden_markov factor, and this one has none.")
     data = y if isinstance(y, dict) else {factor.data[-1]: y}
-    return _hidden(model, q, data, name)
+    return _hidden(*model.for_data(data), q, name)
 
 
 @partial(jax.jit, static_argnames="name")
-def _hidden(model: Model, q: Product, data: dict[str, Any], name: str) -> Hidden:
+def _hidden(model: Model, data: dict[str, Any], q: Product, name: str) -> Hidden:
     factor: Any = model.factors[name]
     views = model.views(q)
     arrays, observed = model.observations(name, Rows(data))

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ..families.sites import kalman
 from ..families.sites.kalman import FilteredSegments, OutputSites, Smoothed
@@ -56,7 +56,9 @@ def log_likelihood(system: StateSpace, y: Any, noise: Any, *, parallel: bool | N
 
     Args:
         system: the prior of the states.
-        y: the observations, (T,) where the state space has one output, (T, m) where it has m; NaN is missing.
+        y: the observations, (T,) where the state space has one output, (T, m) where it has m; NaN is missing. An
+            infinite one is an error. Under `jit`, where nothing can be raised, log p(y) is then −∞, and the mean of
+            every state that is given it is NaN.
         noise: R, a variance: a number, one for each output (m,), a covariance (m, m), or one for each step, (T,) or
             (T, m). R = 0 is an exact observation: it is replaced by 10⁻¹² of the variance that the states' noise adds
             to the output (10⁻⁶ in float32).
@@ -181,15 +183,31 @@ def simulate(
 
 @partial(jax.jit, static_argnums=3)
 def _filter(system: StateSpace, y: Array, noise: Array, parallel: bool | None) -> Filtered:
+    infinite, y = _split_infinite(y)
     _, chain = _chain(system, y, noise, parallel, with_following=False)
     filtered = kalman.filter_states(chain, y.shape[0])
-    return Filtered(filtered.mean, filtered.covariance, kalman.log_likelihood(chain, filtered))
+    after = jnp.cumsum(infinite) > 0
+    mean = jnp.where(after[:, None], jnp.nan, filtered.mean)
+    log_likelihood = jnp.where(after[-1], -jnp.inf, kalman.log_likelihood(chain, filtered))
+    return Filtered(mean, filtered.covariance, log_likelihood)
 
 
 @partial(jax.jit, static_argnums=(3, 4))
 def _smooth(system: StateSpace, y: Array, noise: Array, pairs: bool, parallel: bool | None) -> Smoothed:
+    infinite, y = _split_infinite(y)
     system, chain = _chain(system, y, noise, parallel)
-    return kalman.smooth_states(system, chain, y.shape[0], pairs)
+    smoothed = kalman.smooth_states(system, chain, y.shape[0], pairs)
+    return smoothed._replace(mean=jnp.where(jnp.any(infinite), jnp.nan, smoothed.mean))
+
+
+def _split_infinite(y: Array) -> tuple[Bool[Array, " T"], Array]:
+    """Which steps have an infinite observation, and the observations without those.
+
+    Such an observation has the density 0 under every state, so that log p(y) = −∞ and the states given it do not exist.
+    `_checked` refuses it; under `jit`, where nothing can be raised, the results are −∞ and NaN.
+    """
+    infinite = jnp.isinf(y)
+    return jnp.any(infinite.reshape(y.shape[0], -1), axis=1), jnp.where(infinite, jnp.nan, y)
 
 
 def _chain(
@@ -270,5 +288,6 @@ def _checked(system: StateSpace, y: Any, noise: Any) -> tuple[StateSpace, Array,
                 f"{'eigenvalue' if full else 'entry'} is {least:.3g}."
             )
     if not isinstance(y, Tracer) and np.any(np.isinf(np.asarray(y))):
-        raise ValueError("y has infinite entries: a missing observation is NaN.")
+        step = int(np.argwhere(np.isinf(np.asarray(y)))[0, 0])
+        raise ValueError(f"y has infinite entries, the first one in step {step}: a missing observation is NaN.")
     return system, y, noise

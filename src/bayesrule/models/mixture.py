@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .. import factors
-from ..factor_graph import expected_log
 from ..factor_graph.model import Model
 from ..families.base import ExponentialFamily
 from ..families.dirichlet import Dirichlet
@@ -36,8 +35,7 @@ def gaussian_mixture(
     `vmp(order="parallel")` and `svi(rate)`, are Dirichlet(1) and those of `gaussian_hmm`.
 
     Args:
-        y: rows (N, D). A row of NaN is missing; one that is missing in part is an error. The start is a k-means
-            clustering of them.
+        y: rows (N, D), NaN where an entry is missing. The start is a k-means clustering of them.
         components: the number of components K.
         covariance: "full" or "diag".
         priors: "flat", "default", or a dict of members for the blocks "weights" and "components".
@@ -72,9 +70,11 @@ def usual_priors(y: Any, components: int, covariance: Literal["full", "diag"] = 
     normal–Wishart of mean m, count 1, D degrees of freedom and scale S⁻¹ (a normal–gamma of shape D/2 and rate S/2).
     """
     rows = np.asarray(y, float)
-    rows = rows[~np.isnan(rows).any(1)]
-    size, mean = rows.shape[1], jnp.asarray(rows.mean(0))
-    cov = np.atleast_2d(np.cov(rows.T))
+    complete = rows[~np.isnan(rows).any(1)]
+    size, mean = rows.shape[1], jnp.asarray(np.nanmean(rows, axis=0))
+    # Covariances need both entries of a row; where few rows have all of them, the variances alone will do.
+    enough = len(complete) > size or len(complete) == np.sum(~np.isnan(rows).all(1))
+    cov = np.atleast_2d(np.cov(complete.T)) if enough else np.diag(np.nanvar(rows, axis=0, ddof=1))
     cov = cov + 1e-6 * np.diag(np.diag(cov))  # invertible also where one column is a linear function of others
     if covariance == "full":
         shared: Any = NormalWishart(mean, jnp.ones(()), jnp.asarray(float(size)), jnp.asarray(np.linalg.inv(cov)))
@@ -91,13 +91,15 @@ def responsibilities(model: Model, q: Product, y: Any) -> Float[Array, "N K"]:
         q: its fitted q.
         y: rows (N, D), those of the fit or new ones.
     """
-    factor = model.factors["y"]
-    by_name = model.views(q)
-    views = [by_name[name] for name in factor.blocks]
-    rows = jnp.asarray(y, float)
-    present = ~jnp.any(jnp.isnan(rows), axis=1, keepdims=True)
-    rows = jnp.where(present, rows, 0.0)
-    rows = factor.features(rows) if factor.features is not None else rows
-    components: Any = factor.function.args[0]
-    log_likelihoods = expected_log.per_component(components, tuple(views[1:]), (rows,))
-    return jax.nn.softmax(views[0].expectation + jnp.where(present, log_likelihoods, 0.0), axis=-1)
+    model, data = model.for_data({"y": jnp.asarray(y, float)})
+    factor: Any = model.factors["y"]
+    views = model.views(q)
+    arrays, mask = model.observations("y", model.batch_rows(data))
+    observed = jnp.asarray(mask)
+    arrays[factor.data[-1]] = arrays[factor.data[-1]][:, None]  # (N, 1, D) broadcasts every row against all components
+    terms = factor.components.value(views, arrays)
+    if terms.ndim == 3:  # independent entries
+        log_likelihoods = jnp.sum(terms, axis=-1, where=observed[:, None])
+    else:
+        log_likelihoods = jnp.where(jnp.any(observed, axis=1, keepdims=True), terms, 0.0)
+    return jax.nn.softmax(views[factor.blocks[0]].expectation + log_likelihoods, axis=-1)

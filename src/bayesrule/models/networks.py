@@ -174,9 +174,9 @@ def binary_mlp(
 ) -> BatchNetwork | Network:
     """A perceptron whose weights are all ±1, without biases, and ReLU between layers (Meng et al., 2020).
 
-    `init(key)` gives natural parameters for `Bernoulli`. What `apply` takes are weights: draws of that q, its mean, or
-    their relaxation. For `predict` fix the running averages:
-    `lambda params, x: network.apply(params, x[None], statistics, train=False)[0][0]`.
+    `init(key)` gives natural parameters for `Bernoulli`; the uniform prior over the signs is the member with λ = 0.
+    What `apply` takes are weights: draws of that q, its mean, or their relaxation. For `predict` fix the running
+    averages: `lambda params, x: network.apply(params, x[None], statistics, train=False)[0][0]`.
 
     Args:
         sizes: the widths of the layers, the input's first and the output's last.
@@ -193,7 +193,8 @@ def binary_mlp(
     >>> logits, statistics = network.apply(q.mean, x, network.statistics)
     >>> logits.shape, statistics["layer1"]["mean"].shape
     ((6, 3), (3,))
-    >>> objective = blr.Objective.from_batch(network.loss, size=6, aux=network.statistics)
+    >>> prior = blr.Bernoulli(jax.tree.map(jnp.zeros_like, q.natural()))
+    >>> objective = blr.Objective.from_batch(network.loss, size=6, aux=network.statistics, prior=prior)
     """
     shapes = _layers(sizes)
 

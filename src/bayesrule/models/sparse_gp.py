@@ -80,22 +80,34 @@ class SparseFactor(LinearFactor):
         return super().outputs(views, {**data, self.data[0]: self._projection(data)[0]}, local)
 
     def expected_log_likelihood(
-        self, mean: Array, covariance: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Key | None
+        self,
+        mean: Array,
+        covariance: Array,
+        views: Mapping[str, BlockView],
+        data: Mapping[str, Array],
+        key: Key | None,
+        center: Array | None = None,
     ) -> Array:
         variance = covariance + self._projection(data)[1]
-        return super().expected_log_likelihood(mean + self.center, variance, views, data, key)
+        center = None if center is None else center + self.center
+        return super().expected_log_likelihood(mean + self.center, variance, views, data, key, center)
 
     def log_predictive(
-        self, mean: Array, covariance: Array, views: Mapping[str, BlockView], data: Mapping[str, Array]
-    ) -> Array:
+        self,
+        mean: Array,
+        covariance: Array,
+        views: Mapping[str, BlockView],
+        data: Mapping[str, Array],
+        observed: Array | None = None,
+    ) -> tuple[Array, Array]:
         mean, variance = mean + self.center, covariance + self._projection(data)[1]
         if not self.quadratic:
-            return super().log_predictive(mean, variance, views, data)
+            return super().log_predictive(mean, variance, views, data, observed)
         # log E exp(a + b(f − m) + ½c(f − m)²) over f ~ N(m, v) is a + ½[b²v/(1 − cv) − log(1 − cv)].
         row, y = self._row(views), data[self.data[-1]]
         value, slope = jax.vmap(jax.value_and_grad(row))(mean, y)
         scale = 1 - variance * jax.vmap(jax.grad(jax.grad(row)))(mean, y)
-        return value + 0.5 * (slope**2 * variance / scale - jnp.log(scale))
+        return value + 0.5 * (slope**2 * variance / scale - jnp.log(scale)), jnp.zeros_like(value)
 
 
 def single_output(likelihood: LinearFactor) -> str:

@@ -45,22 +45,23 @@ class Assignments(NamedTuple):
     transitions: Float[ndarray, "K K"]
 
 
-def k_means(rows: Any, states: int, key: Key | None, *, complete: bool) -> Assignments:
+def k_means(rows: Any, states: int, key: Key | None) -> Assignments:
     """Cluster the steps by k-means, after scaling every column to unit variance.
 
     Args:
-        rows: (N, T, D); NaN is missing.
+        rows: (N, T, D); NaN is missing. The missing entries of a step are set to their column's mean.
         states: the number of clusters.
         key: a random key; the same key gives the same clusters.
-        complete: whether a step with some entries missing counts as missing; otherwise these are set to their mean.
     """
     from sklearn.cluster import KMeans
 
     rows = np.asarray(rows, float)
-    observed = ~np.isnan(rows)
-    present = observed.all(-1) if complete else observed.any(-1)
+    present = ~np.isnan(rows).all(-1)
     _check_number_of_states(present, states)
     steps = rows[present]
+    unobserved = np.isnan(steps).all(0)
+    if unobserved.any():
+        raise ValueError(f"The columns {np.flatnonzero(unobserved).tolist()} of y are all missing: leave them out.")
     steps = np.where(np.isnan(steps), np.nanmean(steps, axis=0), steps)
     std = steps.std(axis=0)
     steps = (steps - steps.mean(axis=0)) / np.where(std > 0, std, 1.0)
@@ -105,11 +106,11 @@ def pooled_moments(rows: Any) -> tuple[ndarray, ndarray]:
 def cluster_moments(rows: Any, assignments: Assignments, full: bool) -> tuple[ndarray, ndarray, ndarray]:
     """Each cluster's weight (K,), mean (K, D) and covariance (K, D, D), or variances (K, D) if not `full`.
 
-    One pseudo-row with the mean and the variances of all steps is added to every cluster, so that none is empty.
+    One pseudo-row with the mean and the variances of all steps is added to every cluster, so that none is empty. A
+    missing entry counts as its column's mean.
     """
     rows = np.asarray(rows, float)
-    observed = ~np.isnan(rows)
-    present = observed.all(-1) if full else observed.any(-1)
+    present = ~np.isnan(rows).all(-1)
     flat, weights = rows[present], assignments.one_hot[present]
     center, variance = pooled_moments(rows)
     deviations = np.where(np.isnan(flat), 0.0, flat - center)
@@ -140,7 +141,7 @@ def assign_to_clusters(rows: Any, count: int, covariance: str, key: Key | None) 
     """Clusters of rows (N, T, D) for Gaussian components with full or diagonal covariances."""
     if covariance not in ("full", "diag"):
         raise ValueError(f'covariance= is "full" or "diag", got {covariance!r}.')
-    return k_means(rows, count, key, complete=covariance == "full")
+    return k_means(rows, count, key)
 
 
 def gaussian_components(
