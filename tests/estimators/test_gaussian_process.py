@@ -57,6 +57,7 @@ def test_laplace_is_scikit_learns_at_the_same_kernel():
     ours = GaussianProcessClassifier(RBF(3.0, 1.5), method="laplace", optimizer=None).fit(X, LABELS)
     theirs = TheirClassifier(ConstantKernel(3.0) * TheirRBF(1.5), optimizer=None).fit(X, LABELS)
     assert_allclose(ours.bound_, theirs.log_marginal_likelihood_value_, rtol=1e-9)
+    assert ours.bound_error_ is None  # Laplace's evidence is an expansion at the mode
     assert_allclose(ours.posterior_.mean, theirs.base_estimator_.f_cached, atol=1e-5)
     # scikit-learn approximates the logistic function by five error functions.
     assert_allclose(ours.predict_proba(NEW), theirs.predict_proba(NEW), atol=1e-2)

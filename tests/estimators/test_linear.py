@@ -94,6 +94,18 @@ def test_ridge_streams():
     assert parts.log_evidence_ == pytest.approx(full.log_evidence_, rel=1e-10)
 
 
+def test_ridge_by_steps_does_not_stream():
+    """Steps need all rows: a second call says so, instead of forgetting those of the first, and changes nothing."""
+    X, y = standardized(load_diabetes)
+    model = RidgeRegression(recipe=blr.gradient_descent(1e-3), max_iter=5).partial_fit(X[:200], y[:200])
+    before = model.coef_, model.n_samples_seen_
+    with pytest.raises(ValueError, match=r'forget the earlier ones: use recipe="auto"'):
+        model.partial_fit(X[200:], y[200:])
+    np.testing.assert_array_equal(model.coef_, before[0])
+    assert model.n_samples_seen_ == before[1]
+    assert model.fit(X, y).n_samples_seen_ == len(y)
+
+
 @pytest.mark.parametrize("given", [{"prior_precision": 2.0}, {"noise": 0.5}, {"prior_precision": 2.0, "noise": 0.5}])
 def test_ridge_uses_given_hyperparameters(given):
     X, y = standardized(load_diabetes)
@@ -167,6 +179,7 @@ def test_a_recipe_is_a_name_or_a_rule():
     X = X[:, [1, 4, 8]]  # Nearly uncorrelated columns, for which a diagonal posterior is accurate.
     same = [LogisticRegression(recipe=recipe, prior_precision=1.0).fit(X, y) for recipe in ("laplace", blr.laplace())]
     np.testing.assert_allclose(same[0].coef_, same[1].coef_, rtol=1e-6)
+    assert same[0].bound_error_ is None  # Laplace's bound is an expansion at the mean.
     diagonal = LogisticRegression(recipe=blr.vogn(0.3), prior_precision=1.0, max_iter=300, random_state=0).fit(X, y)
     assert isinstance(diagonal.posterior_, blr.DiagonalGaussian)
     np.testing.assert_allclose(diagonal.coef_, same[0].coef_, atol=0.2)
@@ -182,6 +195,8 @@ def test_streaming_is_close_to_all_at_once():
     for rows in np.array_split(np.arange(len(y)), 3):
         parts.partial_fit(X[rows], y[rows], classes=[0, 1])
     assert parts.bound_ == pytest.approx(full.bound_, abs=1.0)
+    assert 0 <= full.bound_error_ < 1e-3
+    assert 0 <= parts.bound_error_ < 1e-3
     np.testing.assert_allclose(parts.coef_, full.coef_, atol=0.4)
 
 

@@ -75,7 +75,8 @@ def test_what_is_fitted(classifier, regressor):
 
 def test_a_second_fit_compiles_nothing(classifier):
     """Other rows, other seeds, another prior: the same programs."""
-    classifier.predict_proba(X)
+    # Programs that the fixture compiled may have been dropped since, where a worker has many of them.
+    clone(classifier).fit(X, CLASSES).predict_proba(X)
     compiled = [run_chunk._cache_size(), _predict._cache_size()]
     again = MLPClassifier((4,), max_iter=60, samples=8, prior_precision=2.0, random_state=1).fit(X[3:], CLASSES[3:])
     again.predict_proba(X[5:])

@@ -1,12 +1,15 @@
 """Hidden Markov models and state spaces: numbers of hmmlearn and statsmodels, ragged series, scikit-learn's checks."""
 
 import pickle
+import warnings
 
 import jax
 import numpy as np
 import pytest
 from numpy.testing import assert_allclose, assert_array_equal
+from scipy.stats import multivariate_normal, multivariate_t
 from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.estimator_checks import estimator_checks_generator
 
 import bayesrule as blr
@@ -36,7 +39,10 @@ FITTED = {
 
 @pytest.fixture(scope="module")
 def fitted():
-    return {name: clone(estimator).fit(rows) for name, (estimator, rows) in FITTED.items()}
+    with warnings.catch_warnings():
+        # The likelihood of the waves, which have no noise, rises without end.
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        return {name: clone(estimator).fit(rows) for name, (estimator, rows) in FITTED.items()}
 
 
 def peer(model):
@@ -78,6 +84,40 @@ def test_states_are_hmmlearn_s(name, fitted):
     drawn, states = model.sample(50)
     assert drawn.shape == (50, table.shape[1])
     assert set(states) <= {0, 1}
+
+
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_steps_that_are_missing_in_part(method):
+    """A full covariance: score, filter and smooth use what was observed; by SciPy and the forward algorithm."""
+    rows = NUMBERS.copy()
+    rows[5, 0] = rows[40:60, 1] = rows[119, 0] = np.nan
+    rows[9] = np.nan
+    model = GaussianHMM(2, method=method, random_state=0).fit(rows)
+    part = model.posterior_["states"]
+    table = np.zeros((120, 2))
+    for t, k in np.ndindex(120, 2):
+        seen = ~np.isnan(rows[t])
+        if not seen.any():
+            continue
+        mean, square = model.means_[k][seen], np.ix_(seen, seen)
+        if method == "em":
+            density = multivariate_normal(mean, model.covariances_[k][square])
+        else:
+            dof = part.df[k] - 1
+            scale = np.linalg.inv(part.scale[k]) * (part.count[k] + 1) / (part.count[k] * dof)
+            density = multivariate_t(mean, scale[square], df=dof)
+        table[t, k] = density.logpdf(rows[t][seen])
+    forward, total = np.zeros((120, 2)), 0.0
+    for t in range(120):
+        ahead = model.startprob_ if t == 0 else forward[t - 1] @ model.transmat_
+        forward[t] = ahead * np.exp(table[t])
+        total += np.log(forward[t].sum())
+        forward[t] /= forward[t].sum()
+    assert_allclose(model.score(rows), total, rtol=1e-10)
+    assert_allclose(model.filter(rows), forward, atol=1e-9)
+    assert_allclose(model.smooth(rows)[-1], forward[-1], atol=1e-9)
+    whole = np.where(np.isnan(rows).any(1, keepdims=True), np.nan, rows)
+    assert abs(model.score(whole) - total) > 1
 
 
 def test_baum_and_welch_s_steps_are_hmmlearn_s():
@@ -135,6 +175,7 @@ def test_series_of_many_lengths(name, fitted):
 
 
 # That of a hidden Markov model is in tests/models/test_hmm.py.
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_padding_changes_nothing_and_saves_compilation(fitted, monkeypatch):
     clone(fitted["space"]).fit(WAVES)  # The program of the fixture may have been released to save memory.
     programs = run_chunk._cache_size()
@@ -160,6 +201,17 @@ def test_a_posterior_widens_predictions(name, fitted):
         assert np.all(std > fitted[name].predict(FITTED[name][1], 2, return_std=True)[1] * 0.9)
 
 
+@pytest.mark.parametrize("method", ["em", "vmp"])
+def test_large_means_do_not_cancel(method):
+    """Deviations of numbers around 1e8, which have 8 digits left, are those of the numbers around 0."""
+    plain, moved = (GaussianHMM(2, method=method, random_state=0).fit(NUMBERS + offset) for offset in (0, 1e8))
+    for name, options in (("smooth_observations", {}), ("predict", {"steps": 5, "return_std": True})):
+        mean, std = getattr(plain, name)(NUMBERS, **options)
+        moved_mean, moved_std = getattr(moved, name)(NUMBERS + 1e8, **options)
+        assert_allclose(moved_mean - 1e8, mean, atol=1e-5)
+        assert_allclose(moved_std, std, rtol=1e-5)
+
+
 def test_pickle_and_dataframes(fitted):
     frame = pandas.DataFrame(NUMBERS, columns=["a", "b"])
     model = clone(FITTED["gaussian"][0]).fit(frame)
@@ -182,8 +234,6 @@ NOT_FOR_SERIES = {
     "check_methods_subset_invariance",  # cuts the series
     "check_array_api_input",  # skips itself where the array API is not switched on
 }
-# Its data have steps of which some entries are missing, which full covariances refuse with an error.
-NOT_FOR_FULL_COVARIANCES = {"check_estimators_pickle"}
 # Counts and categories are whole numbers, and every check that fits gives others: those two classes differ from
 # GaussianHMM by their emissions alone, and take the checks that do not fit.
 WITHOUT_A_FIT = {
@@ -208,21 +258,22 @@ def checks():
             check_name = getattr(check, "func", check).__name__
             if isinstance(estimator, PoissonHMM | CategoricalHMM):
                 applies = check_name in WITHOUT_A_FIT
-            elif isinstance(estimator, GaussianHMM):
-                applies = check_name not in NOT_FOR_SERIES | NOT_FOR_FULL_COVARIANCES
             else:
                 applies = check_name not in NOT_FOR_SERIES
-            if applies:
-                yield pytest.param(estimator, check, id=f"{name}-{check_name}-{number}")
+            if applies:  # A state space of four types of numbers takes a quarter of a minute: `make extended`.
+                long = (name, check_name) == ("LinearGaussianStateSpace", "check_estimators_dtypes")
+                marks = [pytest.mark.extended] if long else []
+                yield pytest.param(estimator, check, id=f"{name}-{check_name}-{number}", marks=marks)
 
 
+# The checks' data are noise, on which a fit need not converge; a warning says so.
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize(("estimator", "check"), [*checks()])
 def test_scikit_learn_s_checks(estimator, check):
     check(clone(estimator))
 
 
 BAD = {
-    "part": (GaussianHMM(), np.where(NUMBERS > 4, np.nan, NUMBERS), 'use covariance_type="diag"'),
     "infinite": (GaussianHMM(), np.where(NUMBERS > 4, np.inf, NUMBERS), "infinity"),
     "empty": (GaussianHMM(), [], "empty|0 sample|at least one"),
     "missing": (GaussianHMM(), np.full(9, np.nan), "no values at all"),

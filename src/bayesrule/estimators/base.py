@@ -90,7 +90,10 @@ def double_precision(method: Callable[Concatenate[S, P], T]) -> Callable[Concate
 
 
 def to_numpy(tree: PyTree) -> PyTree:
-    """Replace JAX's arrays by NumPy's: JAX would round them to single precision when they are used outside `fit`."""
+    """Replace JAX's arrays by NumPy's: JAX would round them to single precision when they are used outside `fit`.
+
+    The methods of a family with such arrays compute in double precision too (`numerics/own_precision.py`).
+    """
     return jax.tree.map(np.asarray, tree)
 
 

@@ -46,15 +46,19 @@ class PowerDecay:
 
 
 class FittedModel(NamedTuple):
-    """A model, the result of fitting it, and the bound at the result (NaN where there is none)."""
+    """A model, the result of fitting it, the bound at the result (NaN where there is none), and the bound's error."""
 
     model: Model
     result: Result
     bound: float
+    bound_error: float | None
 
 
 class IterativeEstimator(Estimator):
-    """Steps of `method`, from each of `n_init` starts, until a step could gain less than `tol` nats for each row."""
+    """Steps of `method`, from each of `n_init` starts, until less than `tol` nats for each row are still to gain.
+
+    That is an estimate, from how the steps shrink (`fitting/convergence.py`).
+    """
 
     _methods: ClassVar[Mapping[str, Callable[..., Rule]]] = MappingProxyType(
         {"em": partial(em, order="parallel"), "vmp": partial(vmp, order="parallel")}
@@ -101,30 +105,30 @@ class IterativeEstimator(Estimator):
             model = build("flat" if is_em else "default", start_key)
             result = self._run(rule, model, None, data, key=batch_key, **options)
             if is_em and batch_size is None and self._computes_likelihood:
-                bound = result.trace["bound"][-1]
-            elif batch_size is None:
-                bound = result.bound
+                bound, error = result.trace["bound"][-1], 0.0  # These models have their bound in closed form.
             else:  # Mini-batches only estimate the bound; a fit of no steps evaluates it on all rows.
-                bound = fit(svi(1.0), model, result.q, data, steps=0).bound
-            fits.append(FittedModel(model, result, float(np.nan if bound is None else bound)))
+                whole = result if batch_size is None else fit(svi(1.0), model, result.q, data, steps=0)
+                bound, error = whole.bound, whole.bound_error
+            fits.append(FittedModel(model, result, float(np.nan if bound is None else bound), error))
         return max(fits, key=lambda fitted: -np.inf if np.isnan(fitted.bound) else fitted.bound)
 
     def _set_attributes(self, fitted: FittedModel, q: Product | None = None) -> None:
-        """Set `posterior_`, `bound_`, `n_iter_` and `converged_`, and warn if the fit did not converge.
+        """Set `posterior_`, `bound_`, `bound_error_`, `n_iter_` and `converged_`, and warn if the fit did not converge.
 
         `posterior_` has the blocks that all rows share (of `q`, by default of the result), not those of each row.
         """
         result, name = fitted.result, type(self).__name__
         blocks = (result.q if q is None else q).blocks
         self.posterior_: Any = to_numpy(Product({n: blocks[n] for n in blocks if n not in fitted.model.local}))
-        self.bound_ = fitted.bound
+        self.bound_, self.bound_error_ = fitted.bound, fitted.bound_error
         self.n_iter_ = result.steps
         # Stochastic steps with decaying rates have no test of convergence: taking all of them is success.
         stochastic = "bound" not in result.trace or self.method == "svi"
         self.converged_ = result.reason == "converged" or (stochastic and result.reason == "steps")
         if self.converged_:
             return
-        message = f"{name} ended after {result.steps} iterations ({result.reason}): {self._advice}."
+        advice = f"{self._advice}." if result.explanation is None else result.explanation
+        message = f"{name} ended after {result.steps} iterations ({result.reason}): {advice}"
         if result.reason == "steps":
             message = (
                 f"{name} did not converge in {self.max_iter} iterations: raise max_iter, or tol if it is close enough."

@@ -37,8 +37,8 @@ class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeE
         n_components: int | None = None,
         *,
         method: Any = "em",
-        max_iter: int = 1000,
-        tol: float = 1e-6,
+        max_iter: int = 5000,
+        tol: float = 1e-4,
         random_state: Any = None,
     ):
         self.n_components = n_components
@@ -161,10 +161,11 @@ class FactorAnalysis(_FactorModel):
     method : {"em", "vmp"} or Rule, default="em"
         Maximum likelihood by EM, or a posterior by variational message passing, under which factors that are not needed
         shrink to 0.
-    max_iter : int, default=1000
+    max_iter : int, default=5000
         The maximal number of steps.
-    tol : float, default=1e-6
-        A fit ends when a step could gain less than this many nats for each row.
+    tol : float, default=1e-4
+        A fit ends when what is still to gain, estimated from how the steps shrink, is less than this many nats for each
+        row.
     random_state : int, RandomState or None, default=None
         The seed of the start of factors beyond the principal components.
 
@@ -175,6 +176,7 @@ class FactorAnalysis(_FactorModel):
         divided by `scale_`; if values were missing, the last loading is m. For EM, point masses.
     scale_ : the standard deviations of the columns.
     bound_ : the evidence lower bound with all constants; for EM the log-likelihood.
+    bound_error_ : its error in nats, 0: the bound is in closed form.
     converged_, n_iter_ : whether the fit converged, and its number of steps.
 
     Examples

@@ -134,6 +134,7 @@ class GaussianProcessRegressor(RegressorMixin, _GaussianProcess):
         inducing ones. With `kernel=None` they have columns of zeros at the end.
     posterior_ : the posterior of f at `x_places_`, for standardised y.
     log_evidence_ : the log evidence of y in its own units; with inducing inputs a lower bound. Also `bound_`.
+    bound_error_ : its error in nats, 0: it is in closed form.
     x_mean_, x_scale_, y_mean_, y_scale_ : what inputs and targets are standardised by.
 
     Examples
@@ -201,6 +202,7 @@ class GaussianProcessRegressor(RegressorMixin, _GaussianProcess):
         self.x_places_ = x[: len(weights)] if inducing is None else inducing
         self.kernel_, self.noise_ = to_numpy(hyper["kernel"]), np.asarray(hyper["noise"]).item() * self.y_scale_**2
         self.bound_ = self.log_evidence_ = _bound(result) - float(weights.sum() * np.log(self.y_scale_))
+        self.bound_error_ = result.bound_error
         return self
 
     @double_precision
@@ -252,6 +254,7 @@ class GaussianProcessClassifier(ClassifierMixin, _GaussianProcess):
     posterior_, kernel_ : for two classes the posterior of f at `x_places_` and its kernel; for more a list of each.
     x_places_ : as for `GaussianProcessRegressor`.
     bound_ : the bound on the log evidence, or Laplace's evidence; for more than two classes their sum.
+    bound_error_ : the bound's integration error in nats; None for Laplace's evidence.
 
     Examples
     --------
@@ -293,29 +296,33 @@ class GaussianProcessClassifier(ClassifierMixin, _GaussianProcess):
         rows, count = bucket(len(x)), len(x)
         x, padded_weights = pad(x, rows), pad(weights, rows)
         several = len(self.classes_) > 2
-        blocks, kernels, bounds = [], [], []
+        blocks, kernels, results = [], [], []
         for label in range(len(self.classes_)) if several else [1]:
             is_label = pad((labels == label).astype(float), rows)
             data = Weighted({"x": x, "y": is_label}, jnp.asarray(padded_weights))
-            block, kernel, bound = self._fit_one_against_rest(x, data, start_kernel, inducing)
+            result, kernel = self._fit_one_against_rest(x, data, start_kernel, inducing)
+            block = to_numpy(result.q["f"])
             blocks.append(_resize(block, rows, count) if inducing is None else block)
             kernels.append(kernel)
-            bounds.append(bound)
+            results.append(result)
         self.posterior_, self.kernel_ = (blocks, kernels) if several else (blocks[0], kernels[0])
         self.x_places_ = x[:count] if inducing is None else inducing
-        self.bound_ = float(sum(bounds))
+        self.bound_ = float(sum(_bound(result) for result in results))
+        errors: list[Any] = [result.bound_error for result in results]
+        # Laplace's evidence is no integral, so that it has no error; integration errors of the classes add up.
+        self.bound_error_ = None if None in errors else float(sum(errors))
         return self
 
     def _fit_one_against_rest(
         self, x: np.ndarray, data: Weighted, kernel: Kernel, inducing: Any
-    ) -> tuple[Any, Kernel, float]:
-        """The posterior of f for one class against the others, its kernel and its bound."""
+    ) -> tuple[Result, Kernel]:
+        """The fit of f for one class against the others, and its kernel."""
         if self.optimizer is not None:
             # With inducing inputs Laplace's evidence is not available: the kernel is chosen by the variational bound.
             kernel = self._choose_kernel(x, data, kernel, inducing, "cvi" if inducing is not None else self.method)
         model = _class_model(x, inducing, kernel, _POINTS[self.method])
         result = self._run(_RULES[self.method], model, None, data, steps=200, tolerance=1e-9)
-        return to_numpy(result.q["f"]), to_numpy(kernel), _bound(result)
+        return result, to_numpy(kernel)
 
     def _choose_kernel(self, x: np.ndarray, data: Weighted, kernel: Kernel, inducing: Any, method: str) -> Kernel:
         """The kernel that maximises the bound. Every evaluation starts from the posterior of the last one."""

@@ -37,8 +37,8 @@ class _HMM(SequenceModel):
         n_components: int = 2,
         *,
         method: Any = "em",
-        max_iter: int = 200,
-        tol: float = 1e-5,
+        max_iter: int = 1000,
+        tol: float = 1e-4,
         n_init: int = 1,
         random_state: Any = None,
     ):
@@ -119,9 +119,8 @@ class _HMM(SequenceModel):
     def smooth_observations(self, Y: Any) -> tuple[Any, Any]:
         means, variances = self._emission_moments()
         series, chain = self._chain(Y)
-        probabilities = np.asarray(hmm.smooth(*chain))
-        mean = probabilities @ means
-        return series.cut(mean), series.cut(np.sqrt(probabilities @ (variances + means**2) - mean**2))
+        mean, variance = _mixed_moments(np.asarray(hmm.smooth(*chain)), means, variances)
+        return series.cut(mean), series.cut(np.sqrt(variance))
 
     @double_precision
     def decode(self, Y: Any) -> Any:
@@ -137,12 +136,9 @@ class _HMM(SequenceModel):
         probabilities = np.asarray(hmm.filter(*chain))
         emissions = build_predictive(self.posterior_["states"])
         ahead = lambda index, length: probabilities[index, length : length + steps]
-        mean = series.each(lambda *at: ahead(*at) @ emissions.mean)
-        if not return_std:
-            return mean
-        second_moment = emissions.variance + emissions.mean**2
-        variance = lambda *at: ahead(*at) @ second_moment - (ahead(*at) @ emissions.mean) ** 2
-        return mean, series.each(lambda *at: np.sqrt(np.maximum(variance(*at), 0.0)))
+        moments = lambda *at: _mixed_moments(ahead(*at), emissions.mean, emissions.variance)
+        mean = series.each(lambda *at: moments(*at)[0])
+        return (mean, series.each(lambda *at: np.sqrt(moments(*at)[1]))) if return_std else mean
 
     @double_precision
     def sample(self, n_samples: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -158,11 +154,30 @@ class _HMM(SequenceModel):
         return rows.reshape(n_samples, -1), path
 
 
+def _mixed_moments(
+    probabilities: np.ndarray, means: np.ndarray, variances: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    r"""The mean $m = \sum_kp_km_k$ and the variance $\sum_kp_k[v_k + (m_k − m)^2]$ of mixtures of K states.
+
+    The variance is no difference of second moments, which would cancel where the means are large.
+
+    Args:
+        probabilities: p, (…, K).
+        means: m_k, (K, D).
+        variances: v_k, (K, D).
+    """
+    mean = probabilities @ means
+    variance = np.zeros_like(mean)
+    for k in range(len(means)):  # State by state: an array of all steps, states and entries may be large.
+        variance += probabilities[..., k, None] * ((means[k] - mean) ** 2 + variances[k])
+    return mean, variance
+
+
 class GaussianHMM(_HMM):
     r"""A hidden Markov model with Gaussian emissions: $z_{t+1} ∼ A_{z_t}$ and $y_t \mid z_t = k ∼ N(m_k, Λ_k^{-1})$.
 
-    `Y` is one series, (T, D) or (T,), many of one length, (N, T, D), or a list of series. NaN is a missing value: of
-    a full step, or with "diag" of any entry.
+    `Y` is one series, (T, D) or (T,), many of one length, (N, T, D), or a list of series. NaN is a missing value. Of a
+    step that is missing in part the observed entries count, in `fit` as in `score`, `filter` and `smooth`.
 
     Parameters
     ----------
@@ -172,10 +187,11 @@ class GaussianHMM(_HMM):
         The covariances of the emissions.
     method : {"em", "vmp"} or Rule, default="em"
         Maximum likelihood by EM (the Baum–Welch algorithm), or a posterior by variational message passing.
-    max_iter : int, default=200
+    max_iter : int, default=1000
         The maximal number of steps of the algorithm.
-    tol : float, default=1e-5
-        A fit ends when a step could gain less than this many nats for each step of Y.
+    tol : float, default=1e-4
+        A fit ends when what is still to gain, estimated from how the steps shrink, is less than this many nats for each
+        step of Y.
     n_init : int, default=1
         The number of starts (k-means clusterings), of which the best is taken.
     reg_covar : float, default=1e-6
@@ -189,6 +205,7 @@ class GaussianHMM(_HMM):
     means_, covariances_, precisions_ : estimates; with a posterior E m, (E Λ)⁻¹ and E Λ.
     posterior_ : families over "initial", "transitions" and "states"; for EM, point masses.
     bound_ : the evidence lower bound with all constants; for EM the log-likelihood with its penalty.
+    bound_error_ : its error in nats, 0: the bound is in closed form.
     converged_, n_iter_ : whether the fit converged, and its number of steps.
 
     Examples
@@ -210,8 +227,8 @@ class GaussianHMM(_HMM):
         *,
         covariance_type: Literal["full", "diag"] = "full",
         method: Any = "em",
-        max_iter: int = 200,
-        tol: float = 1e-5,
+        max_iter: int = 1000,
+        tol: float = 1e-4,
         n_init: int = 1,
         reg_covar: float = 1e-6,
         random_state: Any = None,
@@ -223,12 +240,6 @@ class GaussianHMM(_HMM):
         self.reg_covar = reg_covar
 
     def _fit_steps(self, steps: np.ndarray, count: int) -> tuple[FittedModel, Product]:
-        observed = ~np.isnan(steps)
-        if self.covariance_type == "full" and np.any(observed.any(-1) & ~observed.all(-1)):
-            raise ValueError(
-                "Y has steps of which only some entries are missing, and full covariances need complete steps: use "
-                'covariance_type="diag".'
-            )
         if not self.reg_covar >= 0:
             raise ValueError(f"reg_covar= is a variance, 0 or more, got {self.reg_covar!r}.")
         center = np.nanmean(
@@ -328,8 +339,8 @@ class CategoricalHMM(_HMM):
         *,
         n_categories: int | None = None,
         method: Any = "em",
-        max_iter: int = 200,
-        tol: float = 1e-5,
+        max_iter: int = 1000,
+        tol: float = 1e-4,
         n_init: int = 1,
         random_state: Any = None,
     ):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
+import warnings
 from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import validate_data
 
 from ..families.base import Family
@@ -70,8 +73,9 @@ class _LinearModel(Estimator):
         outputs = start["w"].shape[1] if start["w"].ndim == 2 else None
         rule, features = self._rule(outputs, X), X.shape[1]
         # Columns of zeros change nothing, because their weights stay at the prior, and let data of about the same width
-        # share compiled programs.
-        padded_features = column_bucket(features) if isinstance(self.recipe, str) else features
+        # share compiled programs. A flat prior is no distribution, at which they could stay.
+        is_padded = isinstance(self.recipe, str) and self._given_precision() != 0
+        padded_features = column_bucket(features) if is_padded else features
         start = {**start, "w": pad(start["w"], padded_features)}
         objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
         prior = regression.weight_precision if self.fit_intercept else regression.weight_precision_only
@@ -93,7 +97,8 @@ class _LinearModel(Estimator):
             result = self._fit_posterior(rule, regularized, start, data, len(X))
         self.prior_precision_ = precision
         self._set_attributes(result, features)
-        self.bound_ = None if result.bound is None else float(result.bound)
+        self.bound_, self.bound_error_ = result.bound, result.bound_error
+        self.bound_normalized_ = bool(result.normalized)
         return self
 
     def _maximize_evidence(
@@ -176,6 +181,9 @@ class _LinearModel(Estimator):
                 f"The fit ended early ({result.reason}): are the features on very different scales? Put a "
                 "StandardScaler before the model."
             )
+        if result.reason in ("precision lost", "points too coarse"):
+            message = f"{type(self).__name__} ended after {result.steps} iterations ({result.reason})"
+            warnings.warn(f"{message}: {result.explanation}", ConvergenceWarning, stacklevel=5)
         self.posterior_ = to_numpy(regression.without_padding(result.q, features))
         self.n_iter_ = result.steps
         self.coef_ = np.asarray(self.posterior_.mean["w"]).T
@@ -193,11 +201,13 @@ class _LinearModel(Estimator):
         objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
         objective = dataclasses.replace(objective, regularizer=as_regularizer(None, prior))
         outputs = self.coef_.shape[0] if self.coef_.ndim == 2 else None
-        bound_before = self.bound_
+        bound_before, error_before = self.bound_, getattr(self, "bound_error_", None)
         data = _pad_data(X, y, weights, X.shape[1])
         result = self._fit_posterior(self._rule(outputs, X), objective, prior, data, len(X))
         self._set_attributes(result, X.shape[1])
-        self.bound_ = None if result.bound is None or bound_before is None else bound_before + float(result.bound)
+        self.bound_ = None if result.bound is None or bound_before is None else bound_before + result.bound
+        error = result.bound_error
+        self.bound_error_ = None if error is None or error_before is None else math.hypot(error_before, error)
         return self
 
     def _predictive(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
@@ -242,8 +252,10 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     ----------
     recipe : str or Rule, default="auto"
         The algorithm. "auto" is variational inference ("von"), with quadrature for two classes and quasi-Monte Carlo
-        for more; beyond 1000 rows per feature it is "laplace", which then gives the same posterior. Other names are
-        "newton", "ogn", "vogn", "ivon", "adam", "rmsprop" and "sgd"; any rule can be passed, such as `blr.vogn(1e-2)`.
+        for more; beyond 1000 rows per feature it is "laplace", which then gives the same posterior. "mean_field" is
+        variational inference with independent weights, for so many features that their covariance does not fit in
+        memory. Other names are "newton", "ogn", "vogn", "ivon", "adam", "rmsprop" and "sgd"; any rule can be
+        passed, such as `blr.vogn(1e-2)`.
     prior_precision : float or "auto", default="auto"
         α. "auto" maximises the bound on the log evidence, with a weak hyper-prior against huge weights, which classes
         that can be separated would otherwise have. For more than two classes, and for algorithms without an exact
@@ -255,7 +267,7 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     max_iter : int, default=100
         The maximal number of steps; with a `batch_size`, of passes over the data.
     tol : float, default=1e-6
-        A fit ends when a step could gain less than this many nats.
+        A fit ends when what is still to gain, estimated from how the steps shrink, is less than this many nats.
     batch_size : int or None, default=None
         Rows of a mini-batch; None uses all rows at every step.
     random_state : int, RandomState or None, default=None
@@ -268,6 +280,10 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     coef_, intercept_ : the posterior mean of w and b; for K > 2 classes of the K − 1 outputs.
     prior_precision_ : α.
     bound_ : the lower bound on the log evidence; None where the algorithm has none.
+    bound_normalized_ : whether the prior is a density. The intercept's is flat, and counts as a density of 1, as does
+        that of the weights for prior_precision=0: compare bounds of models with the same flat priors only.
+    bound_error_ : its standard error or integration error in nats; None where there is no bound, and where it is only
+        an expansion at the mean (Laplace's method).
     n_iter_ : the number of steps.
 
     Examples
@@ -373,7 +389,8 @@ class PoissonRegression(RegressorMixin, _LinearModel):
 
     Attributes
     ----------
-    posterior_, coef_, intercept_, prior_precision_, bound_, n_iter_ : as for `LogisticRegression`.
+    posterior_, coef_, intercept_, prior_precision_, bound_, bound_normalized_, bound_error_, n_iter_ : as for
+        `LogisticRegression`.
 
     Examples
     --------

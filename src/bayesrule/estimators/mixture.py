@@ -43,10 +43,11 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         Maximum likelihood by EM; a posterior by variational message passing; or the same on mini-batches.
     covariance_type : {"full", "diag"}, default="full"
         The covariances of the components.
-    max_iter : int, default=200
+    max_iter : int, default=1000
         The maximal number of steps; for "svi", of passes over the data.
     tol : float, default=1e-4
-        A fit ends when a step could gain less than this many nats for each row.
+        A fit ends when what is still to gain, estimated from how the steps shrink, is less than this many nats for each
+        row.
     n_init : int, default=1
         The number of starts (k-means clusterings), of which the best is taken.
     reg_covar : float, default=1e-6
@@ -63,6 +64,7 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
     weights_, means_, covariances_, precisions_ : estimates; with a posterior E π, E m, (E Λ)⁻¹ and E Λ.
     posterior_ : families over "weights" and "components"; for EM, point masses.
     bound_ : the evidence lower bound with all constants; for EM the log-likelihood.
+    bound_error_ : its error in nats, 0: the bound is in closed form.
     lower_bound_ : `bound_` divided by the number of rows.
     converged_, n_iter_ : whether the fit converged, and its number of steps.
 
@@ -84,7 +86,7 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         *,
         method: Any = "em",
         covariance_type: Literal["full", "diag"] = "full",
-        max_iter: int = 200,
+        max_iter: int = 1000,
         tol: float = 1e-4,
         n_init: int = 1,
         reg_covar: float = 1e-6,

@@ -15,6 +15,9 @@ from typing import Any
 import optax
 
 from ..curvature.gradient import Gradient, SquaredGradient
+from ..curvature.hessian import HessianDiagonal
+from ..families.gaussian.diagonal import DiagonalGaussian
+from ..families.start import Start
 from ..points.quadrature import Quadrature
 from ..points.relaxed import Sign
 from ..points.sampling import QuasiMonteCarlo
@@ -36,7 +39,9 @@ from ..recipes import (
     von,
 )
 from ..rule.rule import Rule
+from ..steps.acceleration import Anderson
 from ..steps.guards import Backtracking
+from ..steps.steps import Steps
 from .base import choose_rule
 
 
@@ -65,7 +70,7 @@ _DECAYING: dict[str, tuple[Callable[..., Rule], float]] = {
     "rmsprop": (rmsprop, 0.1),
     "sgd": (sgd, 0.5),
 }
-LINEAR = ("auto", "von", "laplace", "newton", *_DECAYING)
+LINEAR = ("auto", "von", "mean_field", "laplace", "newton", *_DECAYING)
 
 
 def linear_rule(recipe: Any, outputs: int, steps: int, estimator: Any, shape: tuple[int, ...] = (0, 1)) -> Rule:
@@ -94,7 +99,13 @@ def _named_linear_rule(name: str, outputs: int, steps: int, concentrated: bool) 
         return laplace()
     # Deterministic points in the space of each example's outputs, the same at every step, let a fit converge.
     points = Quadrature(_QUADRATURE_ORDER) if outputs == 1 else QuasiMonteCarlo(_QUASI_MONTE_CARLO_SAMPLES)
-    return von(_VARIATIONAL_RATE).replace(points=points, guard=Backtracking(monotone=True))
+    rule = von(_VARIATIONAL_RATE).replace(points=points, guard=Backtracking(monotone=True))
+    if name != "mean_field":
+        return rule
+    # A start with the precision that a curvature of 1 per example gives is narrow, so that no expectation overflows.
+    start = Start(DiagonalGaussian, 1.0, per_example=True, prior=True)
+    accelerated = Steps(1.0, acceleration=Anderson())
+    return rule.replace(family=start, curvature=HessianDiagonal(), steps=accelerated, name="mean_field")
 
 
 # Networks with a Gaussian posterior.
@@ -108,7 +119,7 @@ _NETWORK: dict[str, tuple[float, Callable[..., Rule]]] = {
     "voggn": (0.1, partial(voggn, **_NEWTON_FRACTION)),
     "ogn": (0.1, partial(ogn, **_NEWTON_FRACTION)),
     "oggn": (0.1, partial(oggn, **_NEWTON_FRACTION)),
-    "slang": (0.1, slang),
+    "slang": (0.1, partial(slang, decay=0.99)),
     "adam": (0.03, adam),
     "rmsprop": (0.01, rmsprop),
     "sgd": (0.05, partial(sgd, momentum=0.9)),

@@ -13,6 +13,7 @@ from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from ..families.base import Family
+from ..families.discrete import Bernoulli
 from ..models.networks import Network, binary_mlp, gaussian_nll, mlp, noisy_nll, softmax_cross_entropy, with_noise
 from ..numerics.checks import positive_number
 from ..objectives.batches import Weighted
@@ -415,7 +416,13 @@ class BinaryMLPClassifier(_NetworkClassifier):
         return choose_rule(self.recipe, named, self)
 
     def _objective(self, network: Network, size: Any, rule: Rule) -> Objective:
-        return Objective(softmax_cross_entropy, output=network.apply, size=size)
+        return Objective(softmax_cross_entropy, output=network.apply, size=size, prior=_uniform_signs(network))
+
+
+def _uniform_signs(network: Network) -> Bernoulli:
+    """The uniform prior over a network's signs, λ = 0: it adds the P log 2 of a bound, and no gradient."""
+    shapes = jax.eval_shape(network.init, jax.random.key(0))
+    return Bernoulli(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
 
 
 # A network is a pair of functions. Each is made once, because `fit` compiles again for a new function.

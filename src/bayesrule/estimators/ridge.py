@@ -37,7 +37,7 @@ class RidgeRegression(RegressorMixin, Estimator):
     ----------
     recipe : str or Rule, default="auto"
         "auto" is the exact posterior. Another name of `LogisticRegression`, or a rule such as `blr.vogn(1e-2)`, takes
-        `max_iter` steps on the rows instead.
+        `max_iter` steps on the rows instead, all of which it needs at once: `partial_fit` raises at a second call.
     prior_precision : float or "auto", default="auto"
         α; "auto" maximises the exact evidence.
     noise : float or "auto", default="auto"
@@ -103,6 +103,12 @@ class RidgeRegression(RegressorMixin, Estimator):
         """Fit the posterior given these rows and those of all earlier calls."""
         first = not hasattr(self, "triangle_")
         exact = isinstance(self.recipe, str) and self.recipe in _EXACT
+        if not (first or exact):
+            raise ValueError(
+                "partial_fit keeps a summary of the rows of earlier calls (R of a QR decomposition), and steps of "
+                f"recipe={self.recipe!r} need the rows themselves, so that it would forget the earlier ones: use "
+                'recipe="auto", the exact posterior, or call fit with all rows.'
+            )
         rule = None if exact else linear_rule(self.recipe, 1, self.max_iter, self)
         X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, reset=first)
         y, weights = np.asarray(y, float), example_weights(X, sample_weight)

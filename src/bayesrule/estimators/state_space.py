@@ -39,7 +39,8 @@ class LinearGaussianStateSpace(SequenceModel):
     max_iter : int, default=500
         The maximal number of steps of the algorithm.
     tol : float, default=1e-3
-        A fit ends when a step could gain less than this many nats for each step of Y.
+        A fit ends when what is still to gain, estimated from how the steps shrink, is less than this many nats for each
+        step of Y.
     random_state : int, RandomState or None, default=None
         The seed of the start of states beyond the principal components.
 
@@ -51,13 +52,14 @@ class LinearGaussianStateSpace(SequenceModel):
         (Y − m)/`scale_`; for EM, point masses.
     scale_ : the standard deviations of the columns of Y.
     bound_ : the evidence lower bound with all constants; for EM a bound on the log-likelihood.
+    bound_error_ : its error in nats, 0: the bound is in closed form.
     converged_, n_iter_ : whether the fit converged, and its number of steps.
 
     Examples
     --------
     >>> import numpy as np
     >>> y = np.sin(np.arange(100) / 4) + 0.05 * np.random.default_rng(0).normal(size=100)
-    >>> model = LinearGaussianStateSpace(2, tol=1e-2).fit(y)
+    >>> model = LinearGaussianStateSpace(2, tol=0.1).fit(y)
     >>> mean, std = model.predict(y, steps=3, return_std=True)
     >>> bool(np.all(np.abs(mean[:, 0] - np.sin(np.arange(100, 103) / 4)) < 3 * std[:, 0])), mean.shape
     (True, (3, 1))

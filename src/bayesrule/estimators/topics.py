@@ -37,7 +37,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     max_iter : int, default=100
         The maximal number of steps; for "svi", of passes over the documents.
     tol : float, default=1e-3
-        A fit ends when a step could gain less than this many nats for each document.
+        A fit ends when what is still to gain, estimated from how the steps shrink, is less than this many nats for each
+        document.
     batch_size : int, default=128
         Documents of a mini-batch, for "svi".
     learning_decay, learning_offset : float, default=0.7 and 10.0
@@ -53,6 +54,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         expected to have given each word, plus η.
     posterior_ : a Dirichlet over "topics".
     bound_ : the evidence lower bound, with all constants but those of the order of words, as scikit-learn's `score`.
+    bound_error_ : its error in nats, 0: the bound is in closed form.
     converged_, n_iter_ : whether the fit converged, and its number of steps.
 
     Examples
@@ -154,7 +156,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         options: dict[str, Any] = {"steps": self.max_iter, "tolerance": self.tol * X.shape[0]}
         result = self._run(self._local_rule(1.0, X.shape[0]), model, start, _pad_documents(X), **options)
         bound_before = 0.0 if first else self.bound_
-        self._set_topics(FittedModel(model, result, bound_before + float(result.bound or 0.0)))
+        bound = bound_before + float(result.bound or 0.0)
+        self._set_topics(FittedModel(model, result, bound, result.bound_error))
         return self
 
     def _set_topics(self, fitted: FittedModel) -> None:
