@@ -160,6 +160,19 @@ def test_names_from_strangers_stay_text(name):
     read(run)
 
 
+def test_the_bound_is_shown_with_its_error():
+    run = runs.binary()
+    run.facts["bound_error"] = 0.0512
+    assert "−32.100 ± 0.051" in read(run)[1]
+    run.facts["bound_error"] = None  # an expansion at the mean
+    visible_text = read(run)[1]
+    assert "−32.1" in visible_text
+    assert "bound_error" not in visible_text
+    assert "up to the prior's constant" not in visible_text
+    run.facts["bound_normalized"] = False  # a flat prior
+    assert "up to the prior's constant" in read(run)[1]
+
+
 def test_the_folders_of_the_data_are_nobodys_business():
     run = runs.binary()
     run.summary["source"] = "/home/someone/secret/table.csv"

@@ -10,11 +10,12 @@ import time
 import jax
 import numpy as np
 import pytest
+from scipy import stats
 from typer.testing import CliRunner
 
 import bayesrule as blr
 from bayesrule.cli import app
-from bayesrule.runs import store, watch
+from bayesrule.runs import score, store, watch
 from bayesrule.runs.train import split, train
 from bayesrule.tables.tables import Column, InputError, Table
 
@@ -114,17 +115,47 @@ def test_a_saved_run_predicts_the_same(tmp_path, target, leave, task):
         loaded.predict(frame[["a"]])
 
 
+def test_intervals_hold_nine_tenths():
+    """Low and high are the 5 % and the 95 % quantile: by SciPy for numbers and for counts, and for their baseline."""
+    data, config = make_request("score", "good", "visits", params={"prior_precision": 1.0})
+    ahead = train(data, config).predict(data)
+    for name, quantile in (("low", 0.05), ("high", 0.95)):
+        np.testing.assert_allclose(ahead[name], stats.norm.ppf(quantile, ahead["prediction"], ahead["std"]), rtol=1e-9)
+
+    class Counts:
+        def predict(self, x, return_std):
+            return np.full(100, 1000.0), np.full(100, 1000.0**0.5)
+
+        def sample_predictive(self, x, count, random_state):
+            return np.random.default_rng(random_state).poisson(1000.0, (count, 100))
+
+    counts = score.predict_numbers(Counts(), np.zeros((100, 1)), "counts")
+    for name, quantile in (("low", 0.05), ("high", 0.95)):
+        # A quantile of 500 draws has the standard error √(p(1 − p)/500)/density.
+        error = 0.0097 / stats.norm.pdf(stats.norm.ppf(quantile)) * 1000.0**0.5 / 10
+        assert abs(counts[name].mean() - stats.poisson.ppf(quantile, 1000.0)) < 4 * error
+    y = np.arange(900, 1100)
+    low, high = stats.poisson.ppf([0.05, 0.95], 1000.0)
+    coverage = score.score_poisson_baseline(y, 1000.0)["coverage90"]
+    assert coverage == pytest.approx(np.mean((y >= low) & (y <= high)), abs=1e-12)
+    coverage = score.score_gaussian(np.linspace(-3, 3, 601), 0.0, 1.0)["coverage90"]
+    assert coverage == pytest.approx(1.6449 / 3, abs=0.005)
+
+
 def test_a_sequence_is_forecast(tmp_path):
     result = CliRunner().invoke(
         app,
-        ["fit", "nile", "--model", "state-space", "-p", "n_states=1", "-p", "max_iter=30", "-o", f"{tmp_path / 'run'}"],
+        ["fit", "nile", "--model", "state-space", "-p", "n_states=1", "-p", "tol=0.1", "-o", f"{tmp_path / 'run'}"],
     )
     assert result.exit_code == 0, result.output
     run = blr.load(tmp_path / "run")
+    assert f"bound (nats)       −{-run.facts['bound']:,.4f}" in result.output  # in closed form, without an error
     ahead = run.predict(steps=5)
     assert ahead["time"].tolist() == [1971, 1972, 1973, 1974, 1975]
     assert np.all(np.diff(ahead["std"]) >= 0)
     assert run.metrics["model"]["coverage90"] >= 0.7
+    for name, quantile in (("low", 0.05), ("high", 0.95)):
+        np.testing.assert_allclose(ahead[name], stats.norm.ppf(quantile, ahead["prediction"], ahead["std"]), rtol=1e-9)
     shown = CliRunner().invoke(app, ["predict", str(tmp_path / "run"), "--steps", "3"])
     assert shown.output.splitlines()[0] == "time,prediction,std,low,high"
     assert len(shown.output.splitlines()) == 4
@@ -324,3 +355,35 @@ def test_loading_runs_no_program(tmp_path):
         np.savez(tmp_path / "b.npz", header=np.array(changed), **arrays)
         with pytest.raises(ValueError, match="not one of the library's own types"):
             read(tmp_path / "b.npz")
+
+
+def test_a_fit_that_ctrl_c_ended_resumes_to_the_same_result(tmp_path):
+    """The interruption is saved as such, and is no reason to take no further steps."""
+    loss = lambda x: jax.numpy.sum(jax.numpy.cosh(x - 1.0)) + 0.5 * x @ x
+    task = blr.gradient_descent(0.01), loss, jax.numpy.zeros(3)
+    whole = blr.fit(*task, steps=400)
+
+    def press(progress):
+        if progress.step < 400:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        watch.Watcher(folder=tmp_path, on_progress=press).fit(*task, steps=400)
+    assert blr.load(tmp_path / "fit0.npz").reason == "interrupted"
+    resumed = watch.Watcher(folder=tmp_path).fit(*task, steps=400)
+    assert resumed.reason == "steps"
+    assert resumed.steps == 400
+    assert np.array_equal(resumed.q.mean, whole.q.mean)
+    assert np.array_equal(resumed.trace["objective"], whole.trace["objective"])
+
+
+def test_predictions_are_written_with_all_their_digits(tmp_path):
+    """A target near 10¹⁷, whose interval six digits would hide."""
+    from bayesrule.cli.predict import _write_csv
+
+    values = {"prediction": np.array([1e17 + 64, 1 / 3]), "low": np.array([1e17, -np.inf])}
+    with (tmp_path / "out.csv").open("w", newline="") as file:
+        _write_csv(values, file)
+    back = np.genfromtxt(tmp_path / "out.csv", delimiter=",", names=True)
+    assert np.array_equal(back["prediction"], values["prediction"])
+    assert np.array_equal(back["low"], values["low"])

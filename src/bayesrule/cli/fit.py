@@ -192,6 +192,13 @@ def _print_summary(run: Run, folder: Path, output: _Output) -> None:
     for name, label in labels.items():
         if name in model:
             output.print(f"  {label:<18} {model[name]:>12.4g} {baseline[name]:>14.4g}")
+    if run.facts.get("bound") is not None:
+        from ..fitting.bound import with_error
+
+        output.print("")
+        normalized = run.facts.get("bound_normalized", True)
+        bound = with_error(run.facts["bound"], run.facts.get("bound_error"), normalized)
+        output.print(f"  bound (nats)       {bound}")
     output.print("")
     report = folder / "report.html"
     report = report.relative_to(Path.cwd()) if report.is_relative_to(Path.cwd()) else report

@@ -78,4 +78,5 @@ def _write_csv(columns: dict[str, Any], file: Any) -> None:
 
 
 def _format_cell(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    """A number with the digits that it takes to read the same double again; six would round 10¹⁷ by 10¹¹."""
+    return repr(float(value)) if isinstance(value, float) else str(value)

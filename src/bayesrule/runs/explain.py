@@ -52,6 +52,10 @@ def record_facts(run: Run, watcher: Watcher) -> None:
         value = getattr(run.estimator, name, None)
         if isinstance(value, float | int | np.floating):
             run.facts[name.rstrip("_")] = float(value)
+        if name == "bound_" and "bound" in run.facts:
+            error = getattr(run.estimator, "bound_error_", None)  # None: an expansion at the mean has no error.
+            run.facts["bound_error"] = None if error is None else float(error)
+            run.facts["bound_normalized"] = bool(getattr(run.estimator, "bound_normalized_", True))
     run.facts["steps"] = int(sum(len(trace["objective"]) for trace in watcher.traces))
     if watcher.reasons:
         run.facts["reason"] = watcher.reasons[-1]

@@ -46,8 +46,10 @@ class Run:
     `weights` describes the coefficients where the model is linear: "name", "mean", "std"; for a network "layer",
     "mean", "std" of its weights.
 
-    `facts` has the numbers of the fit: "bound" or "log_evidence", "prior_precision", "noise", "steps", and "reason",
-    why it ended. `derivation` is the printed algorithm. `seconds` and `versions` document how the run was made.
+    `facts` has the numbers of the fit: "bound" with its "bound_error" (None where it has none) and
+    "bound_normalized" (False where a flat prior leaves a constant open), or "log_evidence",
+    "prior_precision", "noise", "steps", and "reason", why it ended. `derivation` is the printed algorithm. `seconds`
+    and `versions` document how the run was made.
     """
 
     config: dict[str, Any]

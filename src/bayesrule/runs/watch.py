@@ -72,7 +72,9 @@ class Watcher:
         path = None if self.folder is None else self.folder / f"fit{number}.npz"
         saved: Result | None = load(path) if path is not None and path.exists() else None
         saved_trace = {} if saved is None else saved.trace
-        saved_reason = None if saved is None or saved.reason == "steps" else saved.reason
+        # A fit that was saved between two chunks, or when Ctrl-C ended it, has more steps to take.
+        unfinished = saved is None or saved.reason in ("steps", "interrupted")
+        saved_reason = None if saved is None or unfinished else saved.reason
         steps_before = 0 if saved is None else saved.steps
         offset = sum(len(trace["objective"]) for trace in self.traces)
         last_saved: float | None = None
@@ -99,8 +101,9 @@ class Watcher:
         begin = start if saved is None else saved
         result = fit(rule, objective, begin, data, steps=remaining, progress=report_progress, **options)
         result.trace = _concatenate(saved_trace, result.trace)
-        if saved_reason is not None:  # The saved fit had ended, and the fit of no further steps does not know why.
-            result.reason = saved_reason
+        if saved is not None and saved_reason is not None:
+            # The saved fit had ended, and the fit of no further steps does not know why.
+            result.reason, result.explanation = saved_reason, saved.explanation
         if result.reason == "interrupted":
             if path is not None:
                 result.save(path)
@@ -131,4 +134,5 @@ def _concatenate(first: dict[str, np.ndarray], second: dict[str, np.ndarray]) ->
 
 
 def _with_trace(result: Result, trace: dict[str, np.ndarray]) -> Result:
-    return Result(result.state, result.reason, trace, result.key, result.normalized, None)
+    kept = {"watch": result.watch, "explanation": result.explanation}
+    return Result(result.state, result.reason, trace, result.key, result.normalized, None, **kept)

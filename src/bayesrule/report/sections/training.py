@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from ...fitting.bound import UP_TO_A_CONSTANT, with_error
+from ...fitting.reason import Reason
 from ...runs.run import Run
 from .. import charts
 from ..format_numbers import count, counted, number
@@ -26,7 +28,13 @@ FACTS = {
 def render_training(run: Run) -> Markup | None:
     """Curves over the steps, if there are any, and the final values."""
     figures = [each for each in (_bound(run), _held_out_nll(run)) if each is not None]
-    facts = [_fact(name, value) for name, value in run.facts.items() if value is not None]
+    error = run.facts.get("bound_error")
+    hidden = ("bound_error", "bound_normalized")
+    shown = {name: value for name, value in run.facts.items() if value is not None and name not in hidden}
+    facts = [_fact(name, value, error if name == "bound" else None) for name, value in shown.items()]
+    if "bound" in shown and not run.facts.get("bound_normalized", True):
+        # A flat prior, such as the intercept's, counts as a density of 1.
+        facts.append(_fact("Meaning of the bound", f"{UP_TO_A_CONSTANT}, which is flat (density 1)"))
     if not figures and not facts:
         return None
     values = tag("dl", facts, class_="facts") if facts else None
@@ -89,15 +97,17 @@ def _count_outside(curve: charts.Curve) -> str:
     return f" {counted(curve.hidden, 'value lies', 'values lie')} outside the chart." if curve.hidden else ""
 
 
-def _fact(name: str, value: Any) -> Markup:
-    return tag(
-        "div", tag("dt", user_text(FACTS.get(name, name), 60)), tag("dd", _format_fact(name, value)), class_="fact"
-    )
+def _fact(name: str, value: Any, error: float | None = None) -> Markup:
+    # An error below the digits that are shown is not shown either.
+    text = _format_fact(name, value) if error is None or error < 0.005 else with_error(float(value), error)
+    return tag("div", tag("dt", user_text(FACTS.get(name, name), 60)), tag("dd", text), class_="fact")
 
 
 def _format_fact(name: str, value: Any) -> Markup | str:
     if name == "reason" and value == "steps":
         return "the number of steps was reached"
+    if name == "reason" and value in ("precision lost", "points too coarse"):
+        return Reason(value).message
     if isinstance(value, bool | str):
         return user_text(value, 120)
     array = np.asarray(value)

@@ -1,0 +1,120 @@
+"""Numbers that a run reports, against SciPy's and scikit-learn's: metrics, baselines, influence and coefficients."""
+
+from types import SimpleNamespace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats as st
+from numpy.testing import assert_allclose
+from sklearn.metrics import r2_score
+
+import bayesrule as blr
+from bayesrule.models import regression
+from bayesrule.runs import explain, score
+from bayesrule.runs.influence import leave_rows_out
+from bayesrule.runs.preprocess import Preprocessing
+from bayesrule.runs.train_sequence import _score_random_walk
+
+RANDOM = np.random.default_rng(0)
+Y, MEAN, STD = RANDOM.normal(size=40), 0.5 * RANDOM.normal(size=40), RANDOM.uniform(0.5, 2, 40)
+
+
+def test_metrics_of_gaussian_predictions():
+    found = score.score_gaussian(Y, MEAN, STD)
+    low, high = st.norm(MEAN, STD).interval(0.9)
+    expected = {
+        "nll": -st.norm(MEAN, STD).logpdf(Y).mean(),
+        "rmse": np.sqrt(np.mean((Y - MEAN) ** 2)),
+        "r2": r2_score(Y, MEAN),
+        "coverage90": np.mean((low <= Y) & (high >= Y)),
+    }
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_baseline_of_classes_has_one_more_row_of_each():
+    labels = np.array([0, 0, 0, 1])
+    assert_allclose(score.class_frequencies(labels, 3, 2), [[4 / 7, 2 / 7, 1 / 7]] * 2)
+
+
+def test_the_baseline_of_counts_is_scipys_poisson():
+    y = RANDOM.poisson(7.3, size=60).astype(float)
+    found = score.score_poisson_baseline(y, 7.3)
+    low, high = st.poisson(7.3).ppf([0.05, 0.95])
+    assert found["nll"] == pytest.approx(-st.poisson(7.3).logpmf(y).mean())
+    assert found["coverage90"] == pytest.approx(np.mean((low <= y) & (y <= high)))
+    grid = np.arange(30.0)  # every count once, so that a wrong end of the interval shows
+    assert score.score_poisson_baseline(grid, 7.3)["coverage90"] == pytest.approx((high - low + 1) / 30, rel=1e-6)
+
+
+def test_intervals_of_predictions_hold_ninety_per_cent():
+    mean, std = np.array([1.0, 5.0]), np.array([1.0, 2.0])
+    draws = np.tile(np.arange(100.0)[:, None], (5, 2))
+    regressor = SimpleNamespace(
+        predict=lambda x, return_std: (mean, std), sample_predictive=lambda x, n, random_state: draws
+    )
+    numbers = score.predict_numbers(regressor, np.zeros((2, 1)), "regression")
+    assert_allclose(np.stack([numbers["low"], numbers["high"]]), st.norm(mean, std).interval(0.9), rtol=1e-5)
+    counts = score.predict_numbers(regressor, np.zeros((2, 1)), "counts")
+    assert_allclose(np.stack([counts["low"], counts["high"]]), [[4.0, 4.0], [94.0, 94.0]])
+
+
+def test_the_random_walk_widens_with_the_square_root_of_the_steps():
+    train, test = np.array([0.0, 1.0, np.nan, -1.0, 2.0]), np.array([2.5, np.nan, 0.0])
+    observed = ~np.isnan(test)
+    std = np.std(np.diff([0.0, 1.0, -1.0, 2.0])) * np.sqrt([1, 2, 3])
+    expected = -st.norm(2.0, std[observed]).logpdf(test[observed]).mean()
+    assert _score_random_walk(train, test, observed)["nll"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("family", ["full", "diagonal"])
+def test_coefficients_of_classes_have_the_variances_of_draws(family):
+    """The weights of three classes are contrasts of two outputs; intercepts come before them in the covariance."""
+    mean = {"b": jnp.array([0.3, -0.2]), "w": jnp.array([[1.0, 0.5], [-1.0, 2.0]])}
+    if family == "full":
+        root = RANDOM.normal(size=(6, 6))
+        q = blr.Gaussian(mean, jnp.asarray(root @ root.T + np.diag([1.0, 50.0, 2.0, 3.0, 4.0, 5.0])))
+        covariance = np.linalg.inv(np.asarray(q.precision))[2:, 2:]
+    else:
+        precision = {"b": jnp.array([9.0, 8.0]), "w": jnp.array([[1.0, 2.0], [3.0, 4.0]])}
+        q = blr.DiagonalGaussian(mean, precision)
+        covariance = np.diag(1 / np.asarray(precision["w"]).ravel())
+    found = explain._coefficients(q, ["u", "v"], ["a", "b", "c"])
+    to_classes = np.kron(np.eye(2), regression.contrasts(3))  # (feature, class) from (feature, output)
+    assert found["name"][:3] == ["u → a", "u → b", "u → c"]
+    assert_allclose(found["mean"], to_classes @ np.asarray(mean["w"]).ravel())
+    assert_allclose(found["std"] ** 2, np.diag(to_classes @ covariance @ to_classes.T))
+
+
+def test_influence_is_the_divergence_of_a_fit_without_the_row():
+    """Ridge with known noise: the posterior with and without a row, and the left-out density, by linear algebra."""
+    x, y, noise = RANDOM.normal(size=(7, 2)), RANDOM.normal(size=7), 0.3
+    inputs = np.column_stack([np.ones(7), x])
+
+    def posterior(rows):
+        precision = np.eye(3) + inputs[rows].T @ inputs[rows] / noise
+        return np.linalg.solve(precision, inputs[rows].T @ y[rows] / noise), precision
+
+    mean, precision = posterior(slice(None))
+    q = blr.Gaussian({"b": jnp.asarray(mean[0]), "w": jnp.asarray(mean[1:])}, jnp.asarray(precision))
+    influence, log_density = leave_rows_out("normal", q, x, y, noise)
+    rest = np.arange(7) != 2
+    without, other = posterior(rest)
+    divergence = 0.5 * (
+        np.trace(np.linalg.solve(precision, other))
+        - 3
+        + (mean - without) @ other @ (mean - without)
+        + np.linalg.slogdet(precision)[1]
+        - np.linalg.slogdet(other)[1]
+    )
+    spread = np.sqrt(noise + inputs[2] @ np.linalg.solve(other, inputs[2]))
+    assert influence[2] == pytest.approx(divergence)
+    assert log_density[2] == pytest.approx(st.norm(inputs[2] @ without, spread).logpdf(y[2]))
+
+
+def test_missing_numbers_are_filled_by_the_imputer():
+    rows = np.array([[1.0, np.nan], [2.0, 3.0], [np.nan, np.nan]])
+    fill = lambda x: np.where(np.isnan(x), 7.0, x)
+    filled = Preprocessing(None, SimpleNamespace(fill=fill)).impute(rows)
+    assert_allclose(filled, [[1.0, 7.0], [2.0, 3.0], [7.0, 7.0]])
+    assert_allclose(Preprocessing(None).impute(rows), [[1.0, 0.0], [2.0, 3.0], [0.0, 0.0]])
