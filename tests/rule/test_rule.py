@@ -250,6 +250,20 @@ def test_float32_fits():
     close(result.q.mean, exact.q.mean, 1e-5)
 
 
+def test_a_guard_allows_for_the_rounding_errors_of_float32_arrays():
+    """With x64 on too: a sum of a thousand float32 losses rises by rounding in half of these steps to its minimum."""
+    parts = np.random.default_rng(0).uniform(0, 20, (30, 1000))
+    rule = blr.newton().replace(guard=blr.Backtracking(monotone=True))
+
+    def fraction_taken(parts, mean):
+        start = blr.Gaussian(mean, 1000 * jnp.eye(1, dtype=jnp.float32))
+        return rule.step(lambda x: 0.5 * jnp.sum((parts - x) ** 2), rule.init(start), None)[1].fraction
+
+    near = jnp.asarray(parts.mean(axis=1, keepdims=True) + 1e-4, jnp.float32)
+    fractions = jax.jit(jax.vmap(fraction_taken))(jnp.asarray(parts, jnp.float32), near)
+    np.testing.assert_array_equal(fractions, np.ones(30))
+
+
 # What a step sees.
 
 

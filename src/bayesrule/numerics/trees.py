@@ -57,6 +57,16 @@ def wide(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
+def coarsest_eps(tree: PyTree) -> float:
+    """The largest eps among the dtypes of the leaves, where statistics of half precision are in float32.
+
+    A loss of float32 arrays has the rounding errors of float32, also where JAX is set to double precision and adds it
+    to numbers in float64.
+    """
+    kinds = {wide(leaf.dtype) for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)}
+    return max((float(jnp.finfo(kind).eps) for kind in kinds), default=0.0)
+
+
 def same_shape(tree: PyTree, like: PyTree, name: str) -> PyTree:
     """`tree` broadcast to the leaves of `like`: one number for all of them, or leaf by leaf.
 

@@ -26,6 +26,7 @@ from ..curvature.measurement import Measurement
 from ..families.base import Family, Q
 from ..families.gaussian.base import GaussianFamily
 from ..numerics.random import Key
+from ..numerics.trees import coarsest_eps
 from ..objectives.base import AbstractObjective
 from ..steps.guards import Backtracking, Guard, GuardedStep
 from ..steps.schedule import at
@@ -133,7 +134,8 @@ def update(
         return loss, there
 
     before = loss_of(rule, objective, q, measured, step.temperature)
-    rounding = 32 * jnp.finfo(before.dtype).eps * (1 + jnp.abs(before))
+    eps = coarsest_eps((before, q))
+    rounding = 32 * eps * (1 + jnp.abs(before))
     limit = before + rounding + (0.0 if rule.points.delta else rule.curvature.slack)
     limit = jnp.where(jnp.isfinite(limit), limit, jnp.finfo(limit.dtype).max)  # Any finite loss is then better.
     origin = q
@@ -148,7 +150,7 @@ def update(
         slope = q.decrement(step) if decrement is None else decrement
         gain = 2 * step.rate * slope
         step = dataclasses.replace(step, gain=gain)
-        if rounding.dtype == jnp.float32:
+        if eps >= jnp.finfo(jnp.float32).eps:
             # Where the loss cannot judge the step, because its gain is of the size of the rounding errors, a quarter of
             # it is taken: a whole one may lead from one side of the minimum to the other, again and again. (In float64
             # such a gain is far below any tolerance.)
