@@ -312,6 +312,19 @@ def test_forgetting_weighs_the_past():
     assert_allclose(third.q["r"].shape, 2.0 + 0.75 * (0.75 * COUNTS.sum() + 2.0) + 5.0)
 
 
+@pytest.mark.parametrize("size", [None, 5])
+def test_a_weight_is_a_number_of_repetitions(size):
+    """A mean under N(0, 1) and y ∼ N(m, ½): the posterior by hand, the bound as SciPy's evidence of repeated rows."""
+    y, weights = np.array([1.0, -0.5, 0.3, 2.0, 0.7]), np.array([2, 1, 0, 3, 1])
+    repeated, prior = np.repeat(y, weights), blr.DiagonalGaussian(0.0, 1.0)
+    terms = {"m": factors.prior("m", prior), "y": factors.normal("y", mean="m", precision=2.0)}
+    data = blr.Weighted({"y": y}, jnp.asarray(weights, float))
+    result = blr.fit(blr.conjugate(), blr.Model({"m": prior}, terms, size=size), None, data, steps=1)
+    assert_allclose([result.q["m"].mean, result.q["m"].precision], [2 * repeated.sum() / 15, 15], rtol=1e-12)
+    evidence = st.multivariate_normal(np.zeros(7), 0.5 * np.eye(7) + 1).logpdf(repeated)
+    assert_allclose(result.bound, evidence, rtol=1e-12)
+
+
 # Points on blocks of values.
 
 
@@ -334,6 +347,19 @@ def test_points_do_not_couple_plates_by_mistake():
     assert_allclose(value_of(blr.Factor(each, "u", points=blr.Quadrature(5)), u=pair), 6)
     curved = lambda u: 1 + u[:, 0] ** 2  # to second order, ½·2·1 for each plate
     assert_allclose(value_of(blr.Factor(curved, "u", points=blr.Delta()), u=pair), 4)
+
+
+@pytest.mark.parametrize("order", ["uv", "vu"])
+def test_two_blocks_under_the_delta_method_end_at_the_mode(order):
+    """−2(uv − 1)² under N(0, 1/0.4) each: u = v = √0.9 and −∂² = 4, by hand, whichever block the factor names first."""
+    prior = blr.DiagonalGaussian(0.0, 0.4)
+    product = blr.Factor(lambda u, v: -2.0 * (u * v - 1) ** 2, *order, points=blr.Delta())
+    model = blr.Model({"u": prior, "v": prior}, {"u": factors.prior("u", prior), "v": factors.prior("v", prior),
+                      "f": product})  # fmt: skip
+    start = {"u": blr.DiagonalGaussian(1.5, 1.0), "v": blr.DiagonalGaussian(1.0, 1.0)}
+    result = blr.fit(blr.cvi(0.3), model, start, steps=300)
+    for block in result.q.blocks.values():
+        assert_allclose([block.mean, block.precision], [np.sqrt(0.9), 4.0], rtol=1e-6)
 
 
 def test_a_sure_choice_still_hears_its_messages():

@@ -138,7 +138,7 @@ class Factor(eqx.Module):
         """
         arrays = [data[name] for name in self.data]
         keys = [None] * len(self.blocks) if key is None else list(jax.random.split(key, len(self.blocks)))
-        return jnp.asarray(self._integrated(0, (), views, arrays, keys, local))
+        return jnp.asarray(self._integrated(0, (), (), views, arrays, keys, local))
 
     def entries(
         self, value: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Key | None
@@ -175,19 +175,28 @@ class Factor(eqx.Module):
         """
 
     def _integrated(
-        self, place: int, arguments: tuple, views: Mapping[str, BlockView], arrays: list, keys: list, local: Any
+        self, place: int, arguments: tuple, held: tuple, views: Mapping[str, BlockView], arrays: list, *how: Any
     ) -> Array:
-        """The expectation over the blocks from `place` on, for fixed arguments in the places before it."""
+        """The expectation over the blocks from `place` on, for fixed arguments in the places before it.
+
+        The Hessians of the delta method are no part of a message: what they are computed from does not move with the δ
+        of a block under the delta method. `held` are the arguments to compute them from.
+        """
         if place == len(self.blocks):
             return self.function(*arguments, *arrays)
-        name = self.blocks[place]
-        rest = lambda argument: self._integrated(place + 1, (*arguments, argument), views, arrays, keys, local)
-        if name in self.points:
-            # The Hessian of the delta method is no part of a message: what it is computed from does not move with δ.
-            held = {n: view.held if n in self.points and self.points[n].delta else view for n, view in views.items()}
-            rest_held = lambda argument: self._integrated(place + 1, (*arguments, argument), held, arrays, keys, local)
-            return expected(rest, views[name], self.points[name], keys[place], name in local, rest_held)
-        return rest(views[name].expectation if self.of == "expectation" else views[name])
+        name, (keys, local) = self.blocks[place], how
+        view, points = views[name], self.points.get(name)
+        if points is None:
+            argument = view.expectation if self.of == "expectation" else view
+            return self._integrated(place + 1, (*arguments, argument), (*held, argument), views, arrays, *how)
+        center = lambda argument: view.q.mean if points.delta else argument
+
+        def rest(argument: Any, before: tuple, views: Mapping[str, BlockView]) -> Array:
+            return self._integrated(place + 1, (*before, argument), (*held, center(argument)), views, arrays, *how)
+
+        held_views = {n: v.held if n in self.points and self.points[n].delta else v for n, v in views.items()}
+        function, held_function = (lambda x: rest(x, arguments, views)), (lambda x: rest(x, held, held_views))
+        return expected(function, view, points, keys[place], name in local, held_function)
 
     def __str__(self) -> str:
         data = f"; {', '.join(self.data)}" if self.data else ""
