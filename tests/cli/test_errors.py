@@ -7,6 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bayesrule.cli import app
+from bayesrule.cli.options import NAMES, merge_options
 
 GOOD = "x,y\n" + "".join(f"{i % 7},{(i * 37 % 11) / 3}\n" for i in range(40))
 
@@ -76,6 +77,40 @@ def test_a_wrong_configuration(tmp_path, text, message):
     result = fit(tmp_path, tmp_path / "data.csv", "--config", tmp_path / "run.yaml")
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        ("target: z", (), "has no column 'z'"),
+        ("target: z", ("--target", "q"), "has no column 'q'"),
+        ("task: ranking", ("--task", "sorting"), "no task 'sorting'"),
+        ("model: forest", ("--task", "regression"), "no model 'forest'"),
+        ("model: forest", ("--model", "tree"), "no model 'tree'"),
+        ("model: forest\nrecipe: sgd", ("--model", "linear", "--recipe", "adem"), "knows the recipes"),
+        ("time: z", ("--time", "q"), "no column 'q'"),
+        ("seed: -1\ntest_size: 1.5", ("--seed", "3", "--test-size", "0.5", "--target", "q"), "no column 'q'"),
+        ("data: none.csv\nout: none/none", ("--target", "q"), "no column 'q'"),
+        ("params: {depth: 3, width: 4}", ("--param", "depth=5"), "no parameter 'depth'"),
+    ],
+)
+def test_flags_override_the_configuration(tmp_path, text, flags, message):
+    """The mistake of the one that counts is reported, and the other's is not."""
+    (tmp_path / "data.csv").write_text(GOOD)
+    (tmp_path / "run.yaml").write_text(text)
+    result = fit(tmp_path, tmp_path / "data.csv", "--config", tmp_path / "run.yaml", *flags)
+    assert result.exit_code == 2, result.output
+    assert message in result.stderr
+
+
+def test_options_come_from_flags_then_the_file_then_defaults(tmp_path):
+    (tmp_path / "run.yaml").write_text("target: price\nseed: 3\nout: here\nparams: {noise: 0.5, tol: 1}\n")
+    flags = dict.fromkeys(NAMES[:-1]) | {"seed": 0, "out": "there"}
+    options = merge_options(flags, tmp_path / "run.yaml", ["noise=0.25", "max_iter=7"])
+    assert (options["target"], options["seed"], options["out"], options["test_size"]) == ("price", 0, "there", 0.2)
+    assert options["params"] == {"noise": 0.25, "tol": 1, "max_iter": 7}
+    alone = merge_options(dict.fromkeys(NAMES[:-1]), tmp_path / "run.yaml", [])
+    assert (alone["seed"], alone["out"], alone["params"]) == (3, "here", {"noise": 0.5, "tol": 1})
 
 
 def test_missing_and_foreign_runs(tmp_path):

@@ -64,9 +64,10 @@ def test_laplace_is_scikit_learns_at_the_same_kernel():
 
 
 def test_laplaces_kernel_is_scikit_learns():
+    """43 rows, which are padded to 48 with rows of weight 0."""
     kernel = ConstantKernel(1.0, (1e-4, 1e4)) * TheirRBF(1.0, (1e-4, 1e4))
-    theirs = TheirClassifier(kernel).fit(X, LABELS)
-    ours = GaussianProcessClassifier(RBF(1.0, 1.0), method="laplace").fit(X, LABELS)
+    theirs = TheirClassifier(kernel).fit(X[:43], LABELS[:43])
+    ours = GaussianProcessClassifier(RBF(1.0, 1.0), method="laplace").fit(X[:43], LABELS[:43])
     assert_allclose(ours.bound_, theirs.log_marginal_likelihood_value_, atol=1e-3)
 
 

@@ -146,6 +146,11 @@ def test_poisson_is_the_posterior_mode_of_scikit_learns():
     draws = ours.sample_predictive(X[:3], 20_000, random_state=1)
     np.testing.assert_allclose(draws.mean(0), mean[:3], rtol=0.03)
     np.testing.assert_allclose(draws.std(0), std[:3], rtol=0.03)
+    # A weight is a number of repetitions: their penalty is per row of the repeated ones.
+    weights = np.arange(len(y)) % 4
+    theirs = PoissonRegressor(alpha=2.0 / weights.sum(), tol=1e-10, max_iter=1000)
+    theirs.fit(np.repeat(X, weights, axis=0), np.repeat(y, weights))
+    np.testing.assert_allclose(ours.fit(X, y, sample_weight=weights).coef_, theirs.coef_, rtol=1e-5)
 
 
 def test_the_prior_precision_maximizes_the_bound():

@@ -160,6 +160,19 @@ def test_known_noise_and_a_prior_by_the_bound():
     assert 0.2 < known.prior_precision_ < 2.0
 
 
+def test_the_noise_is_in_the_units_of_y():
+    """A variance: y in thousandths of its unit has 10⁶ times the noise, and the same predictions in that unit."""
+    settings = {"hidden_layer_sizes": (4,), "max_iter": 60, "samples": 8, "random_state": 0}
+    one = MLPRegressor(noise=25.0, **settings).fit(X, Y)
+    other = MLPRegressor(noise=25e6, **settings).fit(X, 1000 * Y)
+    mean, std = one.predict(X, return_std=True)
+    for ours, scaled in zip((mean, std), other.predict(X, return_std=True), strict=True):
+        np.testing.assert_allclose(scaled, 1000 * ours, rtol=1e-6)
+    assert np.all((std > 5.0) & (std < 6.0))
+    draws = other.sample_predictive(X[:7], 400, random_state=0)
+    np.testing.assert_allclose(draws, 1000 * one.sample_predictive(X[:7], 400, random_state=0), rtol=1e-6)
+
+
 def test_single_precision(classifier):
     actual = MLPClassifier((4,), max_iter=60, samples=8, random_state=0).fit(X.astype(np.float32), CLASSES)
     assert actual.posterior_.mean["layer0"]["w"].dtype == np.float32

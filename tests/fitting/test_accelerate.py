@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.optimize import brentq
+from scipy.optimize import brentq, minimize
 
 import bayesrule as blr
 from bayesrule import factors
@@ -111,6 +111,23 @@ def test_what_is_not_accelerated():
     loss = blr.Objective(lambda w, x: jnp.sum((w - x) ** 2), size=3, regularizer=1.0)
     state = low_rank.init(jnp.zeros(4), loss)
     assert accelerated(low_rank, loss, state.q, jnp.zeros((3, 4))) is None
+
+
+def test_steps_of_the_delta_method_are_not_accelerated():
+    """Nothing judges an extrapolated step there: accelerated, this fit calls a saddle point of the joint converged.
+
+    The steps themselves end at a mode, which SciPy finds from a start nearby.
+    """
+    log_f = lambda u, v: -1.3 * (u * v + 0.4) ** 2 - 0.7 * jnp.log1p((u + 2.9) ** 2)
+    prior, start = blr.DiagonalGaussian(0.0, 0.05), (2.3, -0.6)
+    terms = {name: factors.prior(name, prior) for name in "uv"} | {"f": blr.Factor(log_f, *"uv", points=blr.Delta())}
+    model = blr.Model({"u": prior, "v": prior}, terms)
+    q = blr.Product({name: blr.DiagonalGaussian(m, 1.0) for name, m in zip("uv", start, strict=True)})
+    assert accelerated(blr.cvi(0.05), model, q, None) is None
+    result = blr.fit(blr.cvi(0.05), model, q, steps=400, tolerance=1e-8)
+    mode = minimize(lambda x: 0.025 * x @ x - float(log_f(*x)), [-2.9, 0.0], tol=1e-10).x
+    assert result.reason == "converged"
+    np.testing.assert_allclose([result.q["u"].mean, result.q["v"].mean], mode, atol=1e-3)
 
 
 def test_a_slow_fit_says_how_many_steps_it_needs():

@@ -333,6 +333,20 @@ def test_a_factor_at_draws_of_a_block_has_a_standard_error():
     assert abs(bound.value - truth) < 4 * bound.error < 8 * ERROR_GOAL
 
 
+def test_a_factor_on_a_grid_of_a_block_has_the_difference_of_two_grids():
+    """The bound on a grid of twice the order, less that on the factor's own grid: both by NumPy's nodes."""
+    prior, y = blr.Gaussian(jnp.zeros(1), 2 * jnp.eye(1)), jnp.asarray(COUNTS)
+    rows = blr.Factor(lambda w, y: -student(w[0], y), "w", data="y", points=blr.Quadrature(2))
+    model = blr.Model({"w": prior}, {"prior": blr.factors.prior("w", prior), "y": rows}, size=20)
+    rule = blr.cvi(0.5)
+    bound = judge_bound(rule, model, rule.init({"w": gaussian(1)}, model), {"y": y}, jax.random.key(0))
+    loss = lambda theta: jnp.sum(student(theta[0], y)) + theta @ theta + 0.5 * (jnp.log(2 * jnp.pi) - jnp.log(2.0))
+    fine, coarse = (by_quadrature(loss, gaussian(1), order) for order in (4, 2))
+    assert bound.value == pytest.approx(fine, rel=1e-12)
+    assert bound.error == pytest.approx(abs(fine - coarse), rel=1e-9)
+    assert bound.error > 1e-3
+
+
 @pytest.mark.parametrize("size", [1, 5])
 def test_the_entropy_of_a_mixture_is_integrated_anew(size):
     """A narrow component within a wide one, against draws; the points of the fit alone said nothing about an error."""

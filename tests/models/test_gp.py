@@ -6,6 +6,9 @@ import numpy as np
 import optax
 import pytest
 from numpy.testing import assert_allclose
+from sklearn.gaussian_process import GaussianProcessClassifier
+from sklearn.gaussian_process.kernels import RBF as SklearnRBF
+from sklearn.gaussian_process.kernels import ConstantKernel
 
 import bayesrule as blr
 from bayesrule import factors
@@ -44,6 +47,21 @@ def test_missing_rows_are_rows_that_are_not_there():
     assert_allclose(some.q["f"].mean[observed], less.q["f"].mean, atol=1e-10)
     for one, other in zip(*(gp.predict(r.q, RBF(), x, NEW) for r, x in ((some, X), (less, X[observed]))), strict=True):
         assert_allclose(one, other, atol=1e-10)
+
+
+def test_weights_of_zero_and_two_in_laplaces_evidence():
+    """Its value and slopes are scikit-learn's for rows that are left out or repeated, at the mode that it finds."""
+    weights, labels, logs = np.arange(SIZE) % 3, (Y > 0) * 1.0, np.log([3.0, 1.5])
+    rows, mode = np.repeat(np.arange(SIZE), weights), np.zeros(SIZE)
+    theirs = GaussianProcessClassifier(ConstantKernel(3.0) * SklearnRBF(1.5), optimizer=None)
+    theirs.fit(X[rows, None], labels[rows])
+    mode[rows] = theirs.base_estimator_.f_cached
+    likelihood = factors.bernoulli_logit("y", {"f": None}, points=blr.Delta())
+    evidence = lambda logs: gp.laplace_evidence(RBF(*jnp.exp(logs)), X, likelihood, labels, mode, weights)
+    value, slopes = jax.jit(jax.value_and_grad(evidence))(jnp.asarray(logs))
+    expected, expected_slopes = theirs.log_marginal_likelihood(logs, eval_gradient=True)
+    assert_allclose(value, expected, rtol=1e-9)
+    assert_allclose(slopes, expected_slopes, rtol=1e-5)
 
 
 def test_one_row():

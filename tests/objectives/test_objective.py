@@ -122,6 +122,17 @@ def test_rows_selected_from_the_data_stand_for_all_of_it(name, weighted):
     np.testing.assert_allclose(np.mean(batches), objective.data(theta, data)[0], rtol=1e-12)
 
 
+@pytest.mark.parametrize("name", ["examples", "batched"])
+def test_a_weight_is_a_number_of_repetitions(name):
+    """Σ w ℓ whatever the weights add up to, times N/M where the rows stand for M others: all by NumPy."""
+    objective, rows = KINDS[name]
+    weights, theta = np.array([2.0, 1.0, 0.0, 3.0, 1.0]), jnp.array([0.2, -0.1])
+    repeated = np.sum((np.repeat(np.asarray(ROWS), weights.astype(int), axis=0) - np.asarray(theta)) ** 2)
+    for count, factor in ((None, 1.0), (5, 1.0), (7, 5 / 7)):
+        value = objective.data(theta, blr.Weighted(rows, jnp.asarray(weights), count))[0]
+        np.testing.assert_allclose(value, factor * repeated, rtol=1e-12)
+
+
 def test_padding_of_the_last_batch_does_not_count():
     objective, rows = KINDS["examples"]
     theta = jnp.array([0.2, -0.1])

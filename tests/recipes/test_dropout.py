@@ -181,6 +181,22 @@ def test_a_learnt_keep_probability_is_pulled_to_its_first_value():
     np.testing.assert_allclose(moved.keep["w"], expected, rtol=1e-8)
 
 
+def test_the_regularizer_of_a_learnt_keep_probability():
+    """κ moves by the slope of E_z R(z∘m), R = ½δ‖θ‖², over the number of masks: enumerated, by finite differences."""
+    m, strength, rate, keep = np.array([[1.0, -0.5], [0.3, 2.0], [-0.7, 0.4]]), 1.7, 0.2, 0.6
+    objective = blr.Objective(lambda params, example: 0.0 * example, size=4, regularizer=strength)
+    rule = blr.dropout(0.1, keep, keep_rate=rate)
+    state, _ = rule.step(objective, rule.init({"w": jnp.asarray(m)}, objective), jnp.ones(4), jax.random.key(0))
+
+    def expected(keep):
+        masks = np.array(list(itertools.product([0, 1], repeat=3)))
+        chances = np.prod(np.where(masks == 1, keep, 1 - keep), axis=1)
+        return chances @ [0.5 * strength * np.sum((z[:, None] * m) ** 2) for z in masks]
+
+    slope = (expected(keep + 1e-4) - expected(keep - 1e-4)) / 2e-4 / 3
+    np.testing.assert_allclose(state.q.keep["w"], expit(np.log(keep / (1 - keep)) - rate * slope), rtol=1e-10)
+
+
 def test_the_decrement_has_the_learnt_keep_probabilities():
     """Two masks share κ: KL(π' ‖ π) + KL(π ‖ π') of both, by SciPy, is ⟨Δκ, FΔκ⟩ for a small displacement."""
     slab = blr.DiagonalGaussian({"w": jnp.array([[1.0, -0.5], [0.3, 2.0]]), "b": jnp.ones(2)}, 4.0)

@@ -78,6 +78,54 @@ def test_perfect_counts_are_covered_as_claimed():
     assert np.max(np.abs(covered - levels)) < 4 * 0.5 / math.sqrt(40_000)
 
 
+def drawn(svg, css_class):
+    """The points of a drawing's path, in the coordinates of its dashed line from (0, 0) to (1, 1)."""
+    points = lambda name: np.array(re.findall(r"[-.\d]+", re.search(rf'd="([^"]*)" class="{name}"', svg)[1]), float)
+    zero, one = points("line pale dashed").reshape(2, 2)
+    path = points(css_class)
+    if css_class.startswith("line"):  # Vertical strokes: x, and both of their ends.
+        x, low, high = path.reshape(-1, 3).T
+        path = np.stack([x, low, x, high], axis=1)
+    return (path.reshape(-1, 2) - zero) / (one - zero)
+
+
+def test_the_band_of_the_coverage_curve_is_the_binomials():
+    """Of 1000 rows a calibrated model covers between the 5 % and the 95 % quantile, to one row and half a pixel."""
+    levels = np.linspace(0, 1, 51)
+    band = drawn(charts.coverage_curve(levels, levels, 1000), "band pale")
+    high, low = band[:51], band[51:][::-1]
+    np.testing.assert_allclose(low[:, 0], levels, atol=1e-3)
+    inner = (levels > 0.05) & (levels < 0.95)
+    for edge, quantile in ((low, 0.05), (high, 0.95)):
+        np.testing.assert_allclose(
+            edge[inner, 1], scipy.stats.binom.ppf(quantile, 1000, levels[inner]) / 1000, atol=2e-3
+        )
+
+
+def test_the_strokes_of_a_reliability_diagram_are_90_percent_intervals():
+    """Beta quantiles by SciPy; a bin without misses reaches 1, one without hits 0, and an empty one has no stroke."""
+    counts, hits = np.array([8, 0, 40, 5]), np.array([0, 0, 26, 5])
+    p = np.repeat([0.1, 0.3, 0.6, 0.9], counts)
+    happened = np.concatenate([np.arange(n) < k for n, k in zip(counts, hits, strict=True)])
+    bins = calibration.bin_predictions(p, happened, 4)
+    strokes = drawn(charts.reliability(bins, "", ""), "line blue thin")
+    low, high = (scipy.stats.beta.ppf(level, hits + 0.5, counts - hits + 0.5)[[0, 2, 3]] for level in (0.05, 0.95))
+    expected = np.stack([[0.1, 0.6, 0.9], [0.0, low[1], low[2]], [0.1, 0.6, 0.9], [high[0], high[1], 1.0]], axis=1)
+    np.testing.assert_allclose(strokes.reshape(3, 4), expected, atol=1e-3)
+    assert (bins.low[0], bins.high[3]) == (0.0, 1.0)
+
+
+def test_what_chance_allows_of_the_calibration_error():
+    """Of 2000 sets of labels drawn from the probabilities themselves, about one in thirty is called miscalibrated."""
+    rng = np.random.default_rng(0)
+    p = rng.uniform(0.5, 1, 300)
+    rows = ClassPredictions(np.arange(300), np.zeros(300, int), np.stack([p, 1 - p], axis=1))
+    bins = np.ceil(10 * p).astype(int)[:, None] == np.arange(6, 11)
+    errors = np.abs(((rng.random((2000, 300)) < p) - p) @ bins).sum(axis=1) / 300
+    share = np.mean(errors > calibration.CHANCE_FACTOR * calibration.chance_error(rows))
+    assert 0.01 < share < 0.1
+
+
 def test_derivations_are_read_piece_by_piece():
     head, pieces = parse_derivation(runs.VOGN)
     assert head == "vogn (Khan and Rue, section 4.4)"

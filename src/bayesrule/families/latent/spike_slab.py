@@ -163,7 +163,8 @@ class SpikeSlab(Family):
     def from_gaussian_terms(self, gradient: PyTree, curvature: Any) -> tuple[PyTree, Any]:
         if not self.learnt or gradient is None:
             return gradient, curvature
-        # E_q R is π₁R(m_j), and for a quadratic R its derivative in π₁ is ½ m·∇R.
+        # The derivative of E_q R in π₁ is R(m_j) − R(0), which is ½ m·∇R(m) for an R that is quadratic about 0, as
+        # `regularizer=δ` is. For another R (a prior whose mean is not 0) it is an approximation, as R(0) is not known.
         slope = lambda g, m: 0.5 * jnp.mean(_by_unit(g * m)) if m.ndim > 1 else jnp.zeros((), m.dtype)
         return {"slab": gradient, "keep": jax.tree.map(slope, gradient, self.slab.mean)}, curvature
 
