@@ -20,7 +20,7 @@ from ..fitting.predict import predict
 from ..fitting.result import Result
 from ..models.networks import Network
 from ..numerics.checks import is_positive_int, positive_int
-from ..numerics.padding import bucket, pad, power_of_two
+from ..numerics.padding import coarse_bucket, pad
 from ..numerics.random import Key
 from ..objectives.batches import Weighted
 from ..objectives.objective import Objective
@@ -99,7 +99,7 @@ class NetworkEstimator(Estimator):
         dtype = X.dtype
         # The rows' dtype is that of the computation, whatever the caller's setting of jax_enable_x64.
         with jax.enable_x64(bool(dtype == np.float64)):
-            rows = _padded_row_count(len(X))
+            rows = coarse_bucket(len(X))
             batch_size = _DEFAULT_BATCH if self.batch_size == "auto" else positive_int("batch_size", self.batch_size)
             batch_size = min(batch_size, len(X))
             full_batch = batch_size >= len(X)
@@ -163,7 +163,7 @@ class NetworkEstimator(Estimator):
         positive_int("samples", self.samples)
         X, dtype = self._validate_inputs(X)
         with jax.enable_x64(bool(dtype == np.float64)):
-            x = pad(self._standardize(X, dtype), _padded_row_count(len(X)))
+            x = pad(self._standardize(X, dtype), coarse_bucket(len(X)))
             # The key is folded so that predictions do not repeat the random numbers of the fit, which splits it.
             key, method = jax.random.fold_in(make_key(self.random_state), 1), self.prediction_method_
             options: dict[str, Any] = {"link": link, "variance": variance and method != "mean"}
@@ -183,7 +183,7 @@ class NetworkEstimator(Estimator):
         X, dtype = self._validate_inputs(X)
         weight_key, next_key = jax.random.split(make_key(self.random_state if random_state is None else random_state))
         with jax.enable_x64(bool(dtype == np.float64)):
-            x = pad(self._standardize(X, dtype), _padded_row_count(len(X)))
+            x = pad(self._standardize(X, dtype), coarse_bucket(len(X)))
             apply, method = self._network().apply, self.prediction_method_
             if method == "samples":
                 outputs = _apply_draws(self.posterior_, x, jax.random.split(weight_key, n_samples), apply)
@@ -205,8 +205,3 @@ def _init_params(key: Key, network: Network) -> Any:
 def _apply_draws(q: Family, x: Any, keys: Any, apply: Any) -> Any:
     """The outputs of the network for a draw of its weights with each key."""
     return jax.lax.map(lambda key: jax.vmap(partial(apply, q.sample(key)))(x), keys)
-
-
-def _padded_row_count(rows: int) -> int:
-    """Number of rows to pad to: powers of two for few rows, because for small data compilation dominates."""
-    return power_of_two(rows, 64) if rows <= 256 else bucket(rows)

@@ -20,7 +20,7 @@ from ..families.gaussian.full import Gaussian
 from ..fitting.empirical_bayes import Evidence, empirical_bayes
 from ..fitting.result import Result
 from ..models import regression
-from ..numerics.padding import bucket, column_bucket, pad
+from ..numerics.padding import coarse_bucket, column_bucket, pad
 from ..objectives.batches import Weighted
 from ..objectives.objective import Objective
 from ..objectives.regularizers import as_regularizer
@@ -238,7 +238,7 @@ def _weight_unit(X: np.ndarray, weights: np.ndarray) -> float:
 
 def _pad_data(X: np.ndarray, y: np.ndarray, weights: np.ndarray, features: int) -> Weighted:
     """Rows and columns padded with zeros; the padding rows have weight 0."""
-    rows = bucket(len(X))
+    rows = coarse_bucket(len(X))
     return Weighted((pad(X, rows, features), pad(y, rows)), jnp.asarray(pad(weights, rows)), weights.sum())
 
 

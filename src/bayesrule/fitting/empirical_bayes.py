@@ -383,6 +383,8 @@ def _alternate(
     options = {name: value for name, value in options.items() if value is not None}
     negligible = math.sqrt(math.sqrt(jnp.finfo(jnp.result_type(float)).eps))  # of a change of log η
     current_tolerance = max(tolerance, _COARSE_TOLERANCE)
+    # Arrays of the type that the search returns, or the second fit would be compiled again.
+    hyper = jax.tree.map(lambda x: jnp.asarray(x, float), hyper)
     fits, change, result = 0, math.inf, None
     while result is None or fits < rounds:
         fits += 1

@@ -25,6 +25,15 @@ def bucket(rows: int, least: int = 32) -> int:
     return -(-rows // step) * step
 
 
+def coarse_bucket(rows: int) -> int:
+    """The number of rows to pad to where a row costs little beside compilation: 64, 128 or 256, and `bucket` beyond.
+
+    >>> [coarse_bucket(n) for n in (1, 65, 200, 257)]
+    [64, 128, 256, 320]
+    """
+    return power_of_two(rows, 64) if rows <= 256 else bucket(rows)
+
+
 def column_bucket(columns: int) -> int:
     """The number of columns to pad to: multiples of 4 up to 32, because a fit of few columns costs little beside its
     compilation, and `bucket` beyond.
