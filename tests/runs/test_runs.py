@@ -178,6 +178,7 @@ def test_a_fit_from_a_file(tmp_path):
         "report.html",
         "posterior.npz",
         "preprocessing.json",
+        "manifest.json",
         "filling.npz",
         "run.json",
         "metrics.json",
@@ -202,14 +203,37 @@ def test_a_run_can_name_estimators_only(tmp_path):
     description = json.loads(path.read_text())
     for name in ("os.system", "Estimator", "__getattr__"):
         path.write_text(json.dumps(description | {"config": description["config"] | {"estimator": name}}))
+        store.write_manifest(tmp_path / "run")
         with pytest.raises(InputError, match="does not exist"):
             blr.load(tmp_path / "run")
     path.write_text(json.dumps(description))
     from bayesrule.fitting.checkpoint import write
 
     write(tmp_path / "run" / "posterior.npz", {"__class__": 1.0})
+    store.write_manifest(tmp_path / "run")
     with pytest.raises(InputError, match="damaged"):
         blr.load(tmp_path / "run")
+
+
+def test_a_damaged_run_is_named_as_such(tmp_path):
+    """One bit of any file, a file that is missing or cut short: an error that names the file, and no prediction."""
+    data, config = make_request("score", "good", "visits")
+    folder = tmp_path / "run"
+    store.save(train(data, config), folder)
+    files = sorted(path for path in folder.iterdir())
+    assert {path.name for path in files} >= {"run.json", "metrics.json", "preprocessing.json", "manifest.json"}
+    rng = np.random.default_rng(0)
+    for path in files:
+        whole = path.read_bytes()
+        flipped = [bytearray(whole) for _ in range(10)]
+        for content in flipped:
+            content[rng.integers(len(whole))] ^= 1 << rng.integers(8)
+        for content in [*flipped, whole[: len(whole) // 2], b"", None]:
+            path.unlink() if content is None else path.write_bytes(content)
+            with pytest.raises(InputError, match=r"damaged|not a run|has the format"):
+                blr.load(folder)
+            path.write_bytes(whole)
+    assert blr.load(folder).config["target"] == config["target"]
 
 
 def test_rows_are_held_out_by_class():

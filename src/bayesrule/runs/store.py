@@ -6,6 +6,7 @@ unfinished one holds what `--resume` needs.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -24,8 +25,11 @@ from ..tables.tables import InputError
 from .preprocess import Preprocessing
 from .run import Run
 
-FORMAT = 1
+FORMAT = 2
+_FORMATS = (1, 2)  # Runs of format 1 have no manifest.
 KIND = "bayesrule run"
+MANIFEST = "manifest.json"
+"""In a run: the SHA-256 digest of every file that `load_run` reads, by which a damaged file is found."""
 REQUEST = "request.json"
 """In an unfinished run: the options it was started with, and the size and modification time of its data file."""
 PID = "pid"
@@ -34,6 +38,7 @@ _UNFINISHED = (REQUEST, f"{REQUEST}.new", PID)
 # Unfinished runs of earlier versions, which can be resumed, have other names.
 _OLD_NAMES = {"asked.json": REQUEST, "process": PID}
 _ARRAYS = ("trace", "test", "history", "influence")
+_FILES = ("posterior.npz", "preprocessing.json", "filling.npz", "metrics.json", "results.npz", "run.json")
 # Fitted attributes that were renamed, so that older runs still load.
 _RENAMED_ATTRIBUTES = {"how_": "prediction_method_"}
 
@@ -94,8 +99,9 @@ def is_run(folder: Path) -> bool:
 
 
 def save(run: Run, folder: Path) -> None:
-    """Write a run's files into a directory. `run.json` is written last: a directory with it is complete."""
+    """Write a run's files into a directory. The manifest is written last: a directory with it is complete."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
     write(folder / "posterior.npz", _attributes(run.estimator))
     if run.encoding is not None:
         _write_json(folder / "preprocessing.json", asdict(run.encoding.encoding))
@@ -118,6 +124,18 @@ def save(run: Run, folder: Path) -> None:
         "params": run.estimator.get_params(),
     }
     _write_json(folder / "run.json", description)
+    write_manifest(folder)
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the digests of a run's files as they are now."""
+    _write_json(folder / MANIFEST, _manifest(folder))
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """What the manifest of a run says where no file has changed."""
+    paths = [folder / name for name in _FILES if (folder / name).exists()]
+    return {"kind": KIND, "files": {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}}
 
 
 def publish(partial: Path, out: Path) -> None:
@@ -153,12 +171,14 @@ def load_run(folder: str | Path) -> Run:
         raise InputError(f"{folder}/run.json is damaged: fit the run again.") from error
     if kind != KIND:
         raise InputError(f"{folder} is not a run of bayesrule: its run.json has the kind {kind!r}.")
-    if file_format != FORMAT:
+    if file_format not in _FORMATS:
         writer = description.get("versions", {}).get("bayesrule", "another version")
         raise InputError(
             f"{folder} has the format {file_format}, and this version reads {FORMAT}: load it with bayesrule {writer}, "
             "which wrote it."
         )
+    if file_format != 1 or (folder / MANIFEST).exists():
+        _check_manifest(folder)
     try:
         results = read(folder / "results.npz")
         attributes = read(folder / "posterior.npz")
@@ -179,6 +199,19 @@ def load_run(folder: str | Path) -> Run:
         )
     except (OSError, LookupError, TypeError, ValueError) as error:
         raise InputError(f"{folder} is damaged ({str(error).splitlines()[0]}): fit the run again.") from error
+
+
+def _check_manifest(folder: Path) -> None:
+    """Raise unless every file of a run is as it was written."""
+    now = _manifest(folder)
+    try:
+        written = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        changed = [name for name in _FILES if now["files"].get(name) != written["files"].get(name)]
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(f"{folder} is damaged: its {MANIFEST} cannot be read. Fit the run again.") from error
+    if now != written:
+        what = f"{' and '.join(changed) or MANIFEST} changed since the run was written"
+        raise InputError(f"{folder} is damaged: {what}. Fit the run again.")
 
 
 def load(path: str | Path, like: Any = None) -> Any:
