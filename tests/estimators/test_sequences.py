@@ -86,6 +86,42 @@ def test_states_are_hmmlearn_s(name, fitted):
     assert set(states) <= {0, 1}
 
 
+def test_lengths_are_hmmlearn_s(fitted):
+    """Series one after another: scores and states as hmmlearn has them, and a fit as to a list of series."""
+    lengths = [50, 30, 40]
+    parts = np.split(NUMBERS, np.cumsum(lengths)[:-1])
+    model, other = fitted["gaussian"], peer(fitted["gaussian"])
+    assert_allclose(model.score(NUMBERS, lengths=lengths), other.score(NUMBERS, lengths), rtol=1e-10)
+    assert_allclose(
+        np.vstack(model.smooth(NUMBERS, lengths=lengths)), other.predict_proba(NUMBERS, lengths), atol=1e-10
+    )
+    assert_array_equal(np.concatenate(model.decode(NUMBERS, lengths=lengths)), other.decode(NUMBERS, lengths)[1])
+    one, many = clone(model).fit(NUMBERS, lengths=lengths), clone(model).fit(parts)
+    assert_allclose(one.transmat_, many.transmat_, rtol=1e-12)
+    assert abs(one.transmat_ - model.transmat_).max() > 1e-4
+    frame = pandas.DataFrame(NUMBERS)
+    assert_allclose(model.score(frame, lengths=lengths), model.score(parts), rtol=1e-12)
+    space = fitted["space"]
+    assert_allclose(space.score(WAVES, lengths=lengths), space.score(np.split(WAVES, [50, 80])), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"y": [50, 30, 40]}, "by name, lengths="),
+        ({"y": 3}, "by name, lengths="),
+        ({"lengths": [50, 30]}, "80 steps in all, and Y 120"),
+        ({"lengths": [60.0, 60.0]}, "whole numbers"),
+        ({"lengths": [0, 120]}, "above 0"),
+    ],
+)
+def test_lengths_that_are_misread_elsewhere_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        GaussianHMM(2).fit(NUMBERS, **arguments)
+    with pytest.raises(ValueError, match=message):
+        LinearGaussianStateSpace(2).fit(NUMBERS, **arguments)
+
+
 @pytest.mark.parametrize("method", ["em", "vmp"])
 def test_steps_that_are_missing_in_part(method):
     """A full covariance: score, filter and smooth use what was observed; by SciPy and the forward algorithm."""

@@ -41,7 +41,7 @@ class SequenceModel(base_iterative.IterativeEstimator):
     """A model of sequences.
 
     `Y` is one series, (T, D) or (T,), many of one length, (N, T, D), or a list of series of any lengths; NaN is a
-    missing value.
+    missing value. With `lengths`, as in hmmlearn, Y is several series one after another.
     """
 
     def __sklearn_tags__(self) -> Any:
@@ -57,10 +57,10 @@ class SequenceModel(base_iterative.IterativeEstimator):
             Two arrays (T, D), or two lists of them if Y has several series. A report draws them beside the data.
         """
 
-    def _series(self, Y: Any, *, reset: bool = False, ahead: int = 0) -> Series:
+    def _series(self, Y: Any, lengths: Any = None, *, reset: bool = False, ahead: int = 0) -> Series:
         """Validate Y and pad it with missing steps, at least `ahead` of them; `reset` in `fit`."""
-        several = isinstance(Y, list | tuple) and any(np.ndim(part) > 0 for part in Y)
-        several = several or getattr(Y, "ndim", 0) == 3
+        Y = Y if lengths is None else split_at_lengths(Y, lengths)
+        several = _is_list_of_series(Y) or getattr(Y, "ndim", 0) == 3
         if several and len(Y) == 0:
             raise ValueError("Y is an empty list: give at least one series.")
         parts = []
@@ -80,6 +80,43 @@ class SequenceModel(base_iterative.IterativeEstimator):
                 f"The columns {np.flatnonzero(unobserved).tolist()} have no values at all: leave them out."
             )
         return Series(steps, lengths, not several)
+
+
+def split_at_lengths(Y: Any, lengths: Any) -> list[Any]:
+    """The series of so many steps each that Y has one after another.
+
+    >>> [part.tolist() for part in split_at_lengths(np.arange(5), [2, 3])]
+    [[0, 1], [2, 3, 4]]
+    """
+    rows = np.asarray(Y) if isinstance(Y, list | tuple) else Y
+    counts = np.asarray(lengths)
+    if counts.ndim != 1 or counts.dtype.kind not in "iu" or not np.all(counts > 0) or np.ndim(rows) not in (1, 2):
+        raise ValueError(
+            "lengths= is a list of whole numbers above 0, the steps of each series, and Y has these one after another, "
+            f"(T, D) or (T,); got lengths of shape {counts.shape} and Y of shape {np.shape(rows)}."
+        )
+    if counts.sum() != len(rows):
+        raise ValueError(f"lengths= has {counts.sum()} steps in all, and Y {len(rows)}: they must be the same.")
+    ends = np.cumsum(counts)
+    take = getattr(rows, "iloc", rows)
+    return [take[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def check_no_target(Y: Any, y: Any) -> None:
+    """Raise if y, which scikit-learn's meta-estimators pass and sequence models ignore, is not a value for each row."""
+    if y is None:
+        return
+    several = _is_list_of_series(Y) or getattr(Y, "ndim", 0) == 3
+    rows = Y.shape[0] if hasattr(Y, "shape") else len(Y)
+    if several or np.ndim(y) == 0 or len(y) != rows:
+        raise ValueError(
+            "A sequence model has no y, and this one is not a value for each row of Y: pass the lengths of several "
+            "series by name, lengths=[…], or a list of series."
+        )
+
+
+def _is_list_of_series(Y: Any) -> bool:
+    return isinstance(Y, list | tuple) and any(np.ndim(part) > 0 for part in Y)
 
 
 def check_horizon(steps: Any) -> int:

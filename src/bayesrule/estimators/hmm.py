@@ -18,7 +18,7 @@ from ..numerics.checks import positive_int
 from ..numerics.random import Key
 from .base import double_precision
 from .base_iterative import FittedModel, check_positive_ints
-from .base_sequence import SequenceModel, Series, check_horizon
+from .base_sequence import SequenceModel, Series, check_horizon, check_no_target
 
 
 class _HMM(SequenceModel):
@@ -66,9 +66,10 @@ class _HMM(SequenceModel):
         """Set the fitted attributes of the emissions from `posterior_`. Called at the end of `fit`."""
 
     @double_precision
-    def fit(self, Y: Any, y: Any = None) -> Self:
-        """Fit to one series or many; NaN is a missing value."""
-        series = self._series(Y, reset=True)
+    def fit(self, Y: Any, y: Any = None, *, lengths: Any = None) -> Self:
+        """Fit to one series or many; NaN is a missing value. `lengths` are those of series one after another in Y."""
+        check_no_target(Y, y)
+        series = self._series(Y, lengths, reset=True)
         check_positive_ints(self, "n_components")
         self._set_attributes(*self._fit_steps(self._observed(series), int(series.lengths.sum())))
         self.startprob_ = np.asarray(self.posterior_["initial"].mean)
@@ -85,30 +86,31 @@ class _HMM(SequenceModel):
             raise ValueError(f"{type(self).__name__} takes one category for each step, got {columns} columns.")
         return series.steps[..., 0]
 
-    def _chain(self, Y: Any, ahead: int = 0) -> tuple[Series, hmm.Hidden]:
+    def _chain(self, Y: Any, lengths: Any = None, ahead: int = 0) -> tuple[Series, hmm.Hidden]:
         """The chain at its posterior means, and the predictive log density of each step in each state, 0 if missing."""
         check_is_fitted(self)
-        series = self._series(Y, ahead=ahead)
+        series = self._series(Y, lengths, ahead=ahead)
         steps = self._observed(series)
         log_densities = build_predictive(self.posterior_["states"]).log_prob(steps.reshape(-1, *steps.shape[2:]))
         chain: Any = (self.startprob_, self.transmat_, log_densities.reshape(*steps.shape[:2], -1))
         return series, hmm.Hidden(*chain)
 
     @double_precision
-    def score(self, Y: Any, y: Any = None) -> float:
+    def score(self, Y: Any, y: Any = None, *, lengths: Any = None) -> float:
         """The log-likelihood of the series."""
-        return float(np.sum(hmm.log_likelihood(*self._chain(Y)[1])))
+        check_no_target(Y, y)
+        return float(np.sum(hmm.log_likelihood(*self._chain(Y, lengths)[1])))
 
     @double_precision
-    def filter(self, Y: Any) -> Any:
+    def filter(self, Y: Any, *, lengths: Any = None) -> Any:
         """The probability of each state at each step, given the steps up to it: (T, K), or a list of these."""
-        series, chain = self._chain(Y)
+        series, chain = self._chain(Y, lengths)
         return series.cut(hmm.filter(*chain))
 
     @double_precision
-    def smooth(self, Y: Any) -> Any:
+    def smooth(self, Y: Any, *, lengths: Any = None) -> Any:
         """The probability of each state at each step, given all steps: (T, K), or a list of these."""
-        series, chain = self._chain(Y)
+        series, chain = self._chain(Y, lengths)
         return series.cut(hmm.smooth(*chain))
 
     @abstractmethod
@@ -123,15 +125,15 @@ class _HMM(SequenceModel):
         return series.cut(mean), series.cut(np.sqrt(variance))
 
     @double_precision
-    def decode(self, Y: Any) -> Any:
+    def decode(self, Y: Any, *, lengths: Any = None) -> Any:
         """The most probable path of states, by Viterbi's algorithm: (T,), or a list of these."""
-        series, chain = self._chain(Y)
+        series, chain = self._chain(Y, lengths)
         return series.cut(hmm.viterbi(*chain, series.lengths)[0])
 
     @double_precision
-    def predict(self, Y: Any, steps: int = 1, *, return_std: bool = False) -> Any:
+    def predict(self, Y: Any, steps: int = 1, *, return_std: bool = False, lengths: Any = None) -> Any:
         """The mean of the next steps, (steps, D), or a list of these; with `return_std` also their deviations."""
-        series, chain = self._chain(Y, check_horizon(steps))
+        series, chain = self._chain(Y, lengths, check_horizon(steps))
         # The padding beyond the end of a series is missing steps, for which the filter gives forecasts.
         probabilities = np.asarray(hmm.filter(*chain))
         emissions = build_predictive(self.posterior_["states"])

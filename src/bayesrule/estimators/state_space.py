@@ -18,7 +18,7 @@ from ..recipes import em, vmp
 from ..rule.rule import Rule
 from .base import double_precision
 from .base_iterative import check_positive_ints
-from .base_sequence import SequenceModel, Series, check_horizon
+from .base_sequence import SequenceModel, Series, check_horizon, check_no_target
 
 
 class LinearGaussianStateSpace(SequenceModel):
@@ -88,9 +88,10 @@ class LinearGaussianStateSpace(SequenceModel):
         self.random_state = random_state
 
     @double_precision
-    def fit(self, Y: Any, y: Any = None) -> Self:
-        """Fit to one series or many; NaN is a missing value."""
-        series = self._series(Y, reset=True)
+    def fit(self, Y: Any, y: Any = None, *, lengths: Any = None) -> Self:
+        """Fit to one series or many; NaN is a missing value. `lengths` are those of series one after another in Y."""
+        check_no_target(Y, y)
+        series = self._series(Y, lengths, reset=True)
         check_positive_ints(self, "n_states")
         self.mean_ = np.nanmean(series.steps, axis=(0, 1))
         deviation = np.nanstd(series.steps, axis=(0, 1))
@@ -117,27 +118,30 @@ class LinearGaussianStateSpace(SequenceModel):
         identity = np.eye(len(initial_cov))
         return StateSpace(self.transition_, identity, self.loadings_, None, initial_cov), self.noise_variance_
 
-    def _apply(self, function: Callable[..., Any], Y: Any, ahead: int = 0) -> tuple[Series, list[Any]]:
+    def _apply(
+        self, function: Callable[..., Any], Y: Any, lengths: Any = None, ahead: int = 0
+    ) -> tuple[Series, list[Any]]:
         """Apply a function of `models.kalman` to each series, padded with at least `ahead` missing steps."""
         check_is_fitted(self)
-        series = self._series(Y, ahead=ahead)
+        series = self._series(Y, lengths, ahead=ahead)
         system, noise = self._system()
         return series, [function(system, steps - self.mean_, noise) for steps in series.steps]
 
     @double_precision
-    def score(self, Y: Any, y: Any = None) -> float:
+    def score(self, Y: Any, y: Any = None, *, lengths: Any = None) -> float:
         """The log-likelihood of the series."""
-        return float(sum(self._apply(kalman.log_likelihood, Y)[1]))
+        check_no_target(Y, y)
+        return float(sum(self._apply(kalman.log_likelihood, Y, lengths)[1]))
 
     @double_precision
-    def filter(self, Y: Any, *, return_cov: bool = False) -> Any:
+    def filter(self, Y: Any, *, return_cov: bool = False, lengths: Any = None) -> Any:
         """The mean of each state given the steps up to it, (T, K), or a list; with `return_cov` also covariances."""
-        return self._states(*self._apply(kalman.filter, Y), return_cov)
+        return self._states(*self._apply(kalman.filter, Y, lengths), return_cov)
 
     @double_precision
-    def smooth(self, Y: Any, *, return_cov: bool = False) -> Any:
+    def smooth(self, Y: Any, *, return_cov: bool = False, lengths: Any = None) -> Any:
         """The mean of each state given all steps, (T, K), or a list; with `return_cov` also covariances."""
-        return self._states(*self._apply(kalman.smooth, Y), return_cov)
+        return self._states(*self._apply(kalman.smooth, Y, lengths), return_cov)
 
     def _states(self, series: Series, marginals: list[Any], return_cov: bool) -> Any:
         mean = series.cut([states.mean for states in marginals])
@@ -155,10 +159,10 @@ class LinearGaussianStateSpace(SequenceModel):
         return np.sqrt(variance + self.noise_variance_)
 
     @double_precision
-    def predict(self, Y: Any, steps: int = 1, *, return_std: bool = False) -> Any:
+    def predict(self, Y: Any, steps: int = 1, *, return_std: bool = False, lengths: Any = None) -> Any:
         """The mean of the next steps, (steps, D), or a list of these; with `return_std` also their deviations."""
         # The padding beyond the end of a series is missing steps, for which the filter gives forecasts.
-        series, filtered = self._apply(kalman.filter, Y, check_horizon(steps))
+        series, filtered = self._apply(kalman.filter, Y, lengths, check_horizon(steps))
         ahead = lambda values, length: np.asarray(values)[length : length + steps]
         mean = series.each(lambda n, length: self.mean_ + ahead(filtered[n].mean, length) @ self.loadings_.T)
         if not return_std:
