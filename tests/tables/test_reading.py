@@ -1,6 +1,9 @@
 """Files are read as tables, or fail with one line that says why; tables are encoded as matrices."""
 
+import datetime
 import gzip
+import sys
+import zipfile
 
 import numpy as np
 import pytest
@@ -33,6 +36,47 @@ EXPECTED = {"age": ["30", "40", ""], "city": ["Paris", "", "Rome"], "y": ["1", "
 )
 def test_csv(tmp_path, text):
     assert columns(read(written(tmp_path / "a.csv", text))) == EXPECTED
+
+
+def test_a_workbook(tmp_path):
+    """Numbers, text, dates, truth values, columns of several types, cells and columns that are empty."""
+    openpyxl = pytest.importorskip("openpyxl")
+    book = openpyxl.Workbook()
+    book.create_sheet("data")
+    sheet = book["data"]  # after an empty first sheet
+    day = lambda number: datetime.date(2024, 3, number)
+    for row in [
+        ("age", "city", "day", "paid", "code", None, "y"),
+        (30, "Paris", day(1), True, "a1", None, 1.5),
+        (None, " ", day(2), False, 7, None, 2),
+        (41.5, "Rome", None, True, "n/a", None, -3),
+        (None,) * 7,
+    ]:
+        sheet.append(row)
+    book.save(tmp_path / "a.xlsx")
+    table = read(tmp_path / "a.xlsx")
+    assert columns(Table({n: table.columns[n] for n in ("age", "city", "paid", "code", "y")}, "")) == {
+        "age": ["30", "", "41.5"],
+        "city": ["Paris", "", "Rome"],
+        "paid": ["true", "false", "true"],
+        "code": ["a1", "7", ""],
+        "y": ["1.5", "2", "-3"],
+    }
+    days = table.columns["day"].numbers
+    assert days[1] - days[0] == 1
+    assert np.isnan(days[2])
+
+
+def test_a_workbook_without_the_extra(tmp_path, monkeypatch):
+    with zipfile.ZipFile(tmp_path / "a.xlsx", "w") as archive:
+        archive.writestr("xl/workbook.xml", "<workbook/>")
+    with pytest.raises(InputError, match="cannot be read as an Excel workbook"):
+        read(tmp_path / "a.xlsx")
+    monkeypatch.setitem(sys.modules, "openpyxl", None)
+    with pytest.raises(InputError, match=r"pip install 'bayesrule\[excel\]', or save it as CSV"):
+        read(tmp_path / "a.xlsx")
+    with pytest.raises(InputError, match=r"save it as \.xlsx or CSV"):
+        read(written(tmp_path / "a.xls", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\0" * 50))
 
 
 def test_gzip_parquet_and_npz(tmp_path):

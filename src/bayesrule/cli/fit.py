@@ -22,7 +22,9 @@ _QUIET = typer.Option("--quiet", "-q", help="Print nothing but errors and the pa
 def fit(
     data: Annotated[
         str | None,
-        typer.Argument(help="A CSV, Parquet or NPZ file, or a name from `bayesrule datasets`.", show_default=False),
+        typer.Argument(
+            help="A CSV, Parquet, NPZ or Excel file, or a name from `bayesrule datasets`.", show_default=False
+        ),
     ] = None,
     target: Annotated[str | None, typer.Option("--target", "-t", help="The column to predict.")] = None,
     task: Annotated[

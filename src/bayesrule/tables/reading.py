@@ -1,11 +1,15 @@
-"""Reading tables from files: CSV (plain or gzipped) and Parquet by pyarrow, which is parallel, and NPZ by NumPy."""
+"""Reading tables from files: CSV (plain or gzipped) and Parquet by pyarrow, which is parallel, NPZ by NumPy, and Excel
+workbooks by openpyxl, an extra."""
 
 from __future__ import annotations
 
 import gzip
 import re
+import zipfile
 from collections import Counter
 from collections.abc import Sequence
+from datetime import date, datetime
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +19,11 @@ from .tables import DATES, Column, InputError, Table
 
 _NULLS = ["", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "?"]
 _MOSTLY = 0.95  # A text column with this share of numbers is numeric, and its other values are missing.
-_MAGIC = {b"PAR1": "parquet", b"PK\x03\x04": "npz", b"\x1f\x8b": "csv"}
+_MAGIC = {b"PAR1": "parquet", b"PK\x03\x04": "npz", b"\x1f\x8b": "csv", b"\xd0\xcf\x11\xe0": "xls"}
 
 
 def read(path: str | Path, categories: Sequence[str] = ()) -> Table:
-    """Read a CSV file (any of , ; tab | as the delimiter; also gzipped), a Parquet or an NPZ file, told by its content.
+    """Read a CSV file (any of , ; tab | as the delimiter; also gzipped), a Parquet, NPZ or Excel file, by its content.
 
     Args:
         path: the file.
@@ -28,10 +32,10 @@ def read(path: str | Path, categories: Sequence[str] = ()) -> Table:
     path = Path(path)
     if not path.exists():
         raise InputError(
-            f"There is no file {path}: give a CSV, Parquet or NPZ file, or a name from `bayesrule datasets`."
+            f"There is no file {path}: give a CSV, Parquet, NPZ or Excel file, or a name from `bayesrule datasets`."
         )
     if path.is_dir():
-        raise InputError(f"{path} is a directory: give a CSV, Parquet or NPZ file.")
+        raise InputError(f"{path} is a directory: give a CSV, Parquet, NPZ or Excel file.")
     try:
         with path.open("rb") as file:
             start = file.read(8192)
@@ -41,8 +45,15 @@ def read(path: str | Path, categories: Sequence[str] = ()) -> Table:
         raise InputError(f"{path} is empty.")
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "csv")
     if kind == "csv" and b"\0" in start and not start.startswith(b"\x1f\x8b"):
-        raise InputError(f"{path} is not a table: it looks like a binary file. CSV, Parquet and NPZ files can be read.")
-    columns = _read_csv(path, categories) if kind == "csv" else {"parquet": _read_parquet, "npz": _read_npz}[kind](path)
+        raise InputError(
+            f"{path} is not a table: it looks like a binary file. CSV, Parquet, NPZ and Excel files can be read."
+        )
+    if kind == "xls":
+        raise InputError(f"{path} is a workbook of an old Excel: save it as .xlsx or CSV.")
+    if kind == "npz" and _is_workbook(path):
+        columns = _read_workbook(path, categories)
+    else:
+        columns = _read_csv(path, categories) if kind == "csv" else _BY_KIND[kind](path)
     table = Table(columns, path.name)
     if not table.rows:
         raise InputError(f"{path} has a header and no rows.")
@@ -180,6 +191,68 @@ def _parse_number(text: str) -> float:
         return float("nan")
 
 
+# Excel.
+
+
+def _is_workbook(path: Path) -> bool:
+    """Whether a ZIP archive, which NPZ files and workbooks both are, is a workbook."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "xl/workbook.xml" in archive.namelist()
+    except (zipfile.BadZipFile, OSError):
+        return False
+
+
+def _read_workbook(path: Path, categories: Sequence[str]) -> dict[str, Column]:
+    """The first sheet that is not empty. Its first row has the names of the columns."""
+    try:
+        from openpyxl import load_workbook
+    except ImportError as error:
+        raise InputError(
+            f"{path} is an Excel workbook, which needs openpyxl: pip install 'bayesrule[excel]', or save it as CSV."
+        ) from error
+    import pyarrow as pa
+
+    try:
+        workbook = load_workbook(path, read_only=True, data_only=True)
+        sheets = [
+            [row for row in sheet.values if any(_is_given(cell) for cell in row)] for sheet in workbook.worksheets
+        ]
+        workbook.close()
+    except Exception as error:  # It raises whatever its parsers of ZIP and XML do.
+        raise InputError(f"{path} cannot be read as an Excel workbook: {_first_line(error)}") from error
+    header, *rows = next((rows for rows in sheets if rows), [()])
+    width = max((place + 1 for row in [header, *rows] for place, cell in enumerate(row) if _is_given(cell)), default=0)
+    names = [str(header[place]) if place < len(header) and _is_given(header[place]) else "" for place in range(width)]
+    columns = [[row[place] if place < len(row) else None for row in rows] for place in range(width)]
+    arrays = [pa.chunked_array([_cells(cells)]) for cells in columns]
+    return _as_columns(pa.table(arrays, names=names), path, categories)
+
+
+def _is_given(cell: Any) -> bool:
+    return cell is not None and (not isinstance(cell, str) or cell.strip() not in _NULLS)
+
+
+def _cells(cells: list[Any]) -> Any:
+    """The cells of a column as an array of one type, text where they have several."""
+    import pyarrow as pa
+
+    given = [cell if _is_given(cell) else None for cell in cells]
+    kinds = {bool if isinstance(cell, bool) else float if isinstance(cell, Real) else type(cell) for cell in given}
+    kinds -= {type(None)}
+    if kinds == {float}:
+        return pa.array([None if cell is None else float(cell) for cell in given], pa.float64())
+    if kinds <= {datetime, date} and kinds:
+        return pa.array([_as_datetime(cell) for cell in given], pa.timestamp("us"))
+    if kinds == {bool}:
+        return pa.array(given, pa.bool_())
+    return pa.array([None if cell is None else str(cell) for cell in given], pa.string())
+
+
+def _as_datetime(cell: Any) -> datetime | None:
+    return cell if cell is None or isinstance(cell, datetime) else datetime(cell.year, cell.month, cell.day)
+
+
 # NPZ.
 
 
@@ -213,6 +286,9 @@ def _array_column(name: str, array: np.ndarray) -> Column:
     if array.dtype.kind in "biuf":
         return Column(name, numbers=array.astype(float))
     return Column.of_text(name, [str(value) or None for value in array])
+
+
+_BY_KIND = {"parquet": _read_parquet, "npz": _read_npz}
 
 
 def _first_line(error: Any) -> str:
