@@ -7,6 +7,7 @@ import pytest
 from scipy.stats import multivariate_normal
 from sklearn.base import clone
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.linear_model import BayesianRidge, PoissonRegressor
 from sklearn.linear_model import LogisticRegression as MaximumPosterior
 from sklearn.model_selection import GridSearchCV, cross_val_score
@@ -29,6 +30,13 @@ def test_scikit_learn_checks_with_laplace_s_method(estimator, check):
 def standardized(load):
     X, y = load(return_X_y=True)
     return StandardScaler().fit_transform(X), y
+
+
+@pytest.mark.parametrize("estimator", [LogisticRegression(max_iter=1), PoissonRegression(max_iter=1)])
+def test_a_fit_that_its_iterations_end_says_so(estimator):
+    X, y = standardized(load_iris)
+    with pytest.warns(ConvergenceWarning, match="did not converge in 1 iterations: "):
+        estimator.fit(X, y)
 
 
 def test_ridge_is_the_evidence_of_the_marginal_gaussian():

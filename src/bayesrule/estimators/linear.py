@@ -181,9 +181,17 @@ class _LinearModel(Estimator):
                 f"The fit ended early ({result.reason}): are the features on very different scales? Put a "
                 "StandardScaler before the model."
             )
-        if result.reason in ("precision lost", "points too coarse"):
-            message = f"{type(self).__name__} ended after {result.steps} iterations ({result.reason})"
-            warnings.warn(f"{message}: {result.explanation}", ConvergenceWarning, stacklevel=5)
+        name = type(self).__name__
+        if result.reason == "steps" and result.watch is not None:  # Without a tolerance, taking all steps is success.
+            advice = (
+                "raise max_iter, or tol if it is close enough" if result.explanation is None else result.explanation
+            )
+            message = f"{name} did not converge in {self.max_iter} iterations: {advice}"
+            warnings.warn(message.rstrip(".") + ".", ConvergenceWarning, stacklevel=5)
+        elif result.reason in ("stalled", "precision lost", "points too coarse"):
+            advice = result.explanation or "put a StandardScaler before the model."
+            message = f"{name} ended after {result.steps} iterations ({result.reason}): {advice}"
+            warnings.warn(message, ConvergenceWarning, stacklevel=5)
         self.posterior_ = to_numpy(regression.without_padding(result.q, features))
         self.n_iter_ = result.steps
         self.coef_ = np.asarray(self.posterior_.mean["w"]).T
