@@ -72,6 +72,27 @@ def test_a_page_is_well_formed_and_small(name):
     assert len(text) < 100_000
 
 
+def test_uncertain_rows_of_several_classes_are_in_the_order_of_their_confidence():
+    """Two of three classes at a half are less certain than all three at a third only by their entropy."""
+    run = runs.TASKS["classes"]()
+    count = len(run.test["row"])
+    sure = np.tile([0.98, 0.01, 0.01], (count, 1))
+    sure[:3] = [[0.5, 0.5, 0.0], [0.52, 0.24, 0.24], [0.4, 0.3, 0.3]]
+    run.test = {**run.test, "probabilities": sure}
+    _, visible_text, _ = read(run)
+    shown = visible_text[visible_text.index("Most uncertain") :]
+    confidences = [float(share) for share in re.findall(r"(\d+(?:\.\d+)?) %", shown)][:4]
+    assert confidences == [40.0, 50.0, 52.0, 98.0]
+
+
+def test_an_exact_posterior_was_not_cut_short():
+    run = runs.TASKS["regression"]()
+    run.facts["reason"] = "exact"
+    _, visible_text, _ = read(run)
+    assert "one step gives the exact posterior" in visible_text
+    assert "number of steps was reached" not in visible_text
+
+
 def test_everything_is_there_for_two_classes():
     text, visible_text, reader = read(runs.binary())
     assert reader.ids == ANCHORS

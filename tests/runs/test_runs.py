@@ -188,6 +188,7 @@ def test_a_fit_from_a_file(tmp_path):
     run = blr.load(place)
     assert run.estimator.noise_ == pytest.approx(0.25)
     assert run.config["seed"] == 3
+    assert run.facts["reason"] == "exact"
     out = tmp_path / "predictions.csv"
     assert CliRunner().invoke(app, ["predict", str(place), f"{tmp_path / 'data.csv'}", "-o", str(out)]).exit_code == 0
     assert len(out.read_text().splitlines()) == 161

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from numpy.testing import assert_allclose
 from sklearn.metrics import r2_score
 
 import bayesrule as blr
+from bayesrule.estimators import LogisticRegression, PoissonRegression
 from bayesrule.models import regression
 from bayesrule.runs import explain, score
 from bayesrule.runs.influence import leave_rows_out
@@ -97,7 +99,7 @@ def test_influence_is_the_divergence_of_a_fit_without_the_row():
 
     mean, precision = posterior(slice(None))
     q = blr.Gaussian({"b": jnp.asarray(mean[0]), "w": jnp.asarray(mean[1:])}, jnp.asarray(precision))
-    influence, log_density = leave_rows_out("normal", q, x, y, noise)
+    influence, log_density, prediction = leave_rows_out("normal", q, x, y, noise)
     rest = np.arange(7) != 2
     without, other = posterior(rest)
     divergence = 0.5 * (
@@ -110,6 +112,30 @@ def test_influence_is_the_divergence_of_a_fit_without_the_row():
     spread = np.sqrt(noise + inputs[2] @ np.linalg.solve(other, inputs[2]))
     assert influence[2] == pytest.approx(divergence)
     assert log_density[2] == pytest.approx(st.norm(inputs[2] @ without, spread).logpdf(y[2]))
+    assert prediction[2] == pytest.approx(inputs[2] @ without)
+
+
+@pytest.mark.parametrize("likelihood", ["logistic", "poisson"])
+def test_predictions_without_a_row_are_those_of_a_fit_without_it(likelihood):
+    """Of a row among many, which the other rows' messages hardly miss; with the row predictions are further away."""
+    x = RANDOM.normal(size=(200, 1))
+    rate = np.exp(0.5 * x[:, 0])
+    y = (
+        RANDOM.poisson(rate).astype(float)
+        if likelihood == "poisson"
+        else 1.0 * (RANDOM.random(200) < rate / (1 + rate))
+    )
+    kind = {"logistic": LogisticRegression, "poisson": PoissonRegression}[likelihood]
+    settings = {"prior_precision": 1.0, "recipe": "von"}
+    predict = lambda model, x: model.predict_proba(x)[:, 1] if likelihood == "logistic" else model.predict(x)
+    whole = kind(**settings).fit(x, y)
+    place = int(np.argmax(np.abs(x[:, 0])))
+    with jax.enable_x64(True):
+        mean = leave_rows_out(likelihood, whole.posterior_, x, y)[2]
+    rest = np.arange(200) != place
+    refitted = float(predict(kind(**settings).fit(x[rest], y[rest]), x[[place]])[0])
+    with_row = float(predict(whole, x[[place]])[0])
+    assert abs(mean[place] - refitted) < 0.1 * abs(with_row - refitted)
 
 
 def test_missing_numbers_are_filled_by_the_imputer():

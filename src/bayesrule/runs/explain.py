@@ -58,7 +58,9 @@ def record_facts(run: Run, watcher: Watcher) -> None:
             run.facts["bound_normalized"] = bool(getattr(run.estimator, "bound_normalized_", True))
     run.facts["steps"] = int(sum(len(trace["objective"]) for trace in watcher.traces))
     if watcher.reasons:
-        run.facts["reason"] = watcher.reasons[-1]
+        # A conjugate model takes one step, which is not cut short by the number of steps: its evidence is exact.
+        exact = hasattr(run.estimator, "log_evidence_") and len(watcher.traces[-1]["objective"]) == 1
+        run.facts["reason"] = "exact" if exact else watcher.reasons[-1]
 
 
 def _coefficients(q: Gaussian | DiagonalGaussian, features: list[str], classes: list[str]) -> dict[str, Any]:
@@ -116,7 +118,7 @@ def _layers(q: Any) -> dict[str, Any]:
 
 
 def _influence(estimator: Any, likelihood: Any, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> dict[str, Any]:
-    """Each training row's influence on the posterior, and its predictive density when it is left out."""
+    """Each training row's influence on the posterior, and its density and prediction when it is left out."""
     subset = np.arange(len(x))
     if len(x) > _MOST_ROWS:
         subset = np.sort(np.random.default_rng(0).permutation(len(x))[:_MOST_ROWS])
@@ -125,9 +127,8 @@ def _influence(estimator: Any, likelihood: Any, x: np.ndarray, y: np.ndarray, ro
         warnings.simplefilter("ignore")
         noise = getattr(estimator, "noise_", None)
         x_mean, y_mean = getattr(estimator, "x_mean_", 0.0), getattr(estimator, "y_mean_", 0.0)
-        nats, log_density = influence.leave_rows_out(
+        nats, log_density, mean = influence.leave_rows_out(
             likelihood, estimator.posterior_, x[subset] - x_mean, y[subset] - float(y_mean), noise
         )
-    logistic = likelihood == "logistic"
-    mean = estimator.predict_proba(x[subset])[:, 1] if logistic else estimator.predict(x[subset])
+    mean = mean + float(y_mean)
     return {"row": rows[subset], "influence": nats, "log_density": log_density, "y": y[subset], "mean": mean}

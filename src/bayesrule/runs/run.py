@@ -40,16 +40,16 @@ class Run:
     "time", and `history` holds its training part ("time", "y", "mean", "std").
 
     `influence` has, for training rows, "row", "influence" (how far the posterior moves without the row, in nats),
-    "log_density" (its predictive log density without it), "y" and "mean" (for two classes the probability of the
-    second); empty where the posterior has no sites.
+    "log_density" (its predictive log density without it), "y" and "mean" (the prediction without it, for two classes
+    the probability of the second); empty where the posterior has no sites.
 
     `weights` describes the coefficients where the model is linear: "name", "mean", "std"; for a network "layer",
     "mean", "std" of its weights.
 
-    `facts` has the numbers of the fit: "bound" with its "bound_error" (None where it has none) and
-    "bound_normalized" (False where a flat prior leaves a constant open), or "log_evidence",
-    "prior_precision", "noise", "steps", and "reason", why it ended. `derivation` is the printed algorithm. `seconds`
-    and `versions` document how the run was made.
+    `facts` has the numbers of the fit: "bound" with its "bound_error" (None where it has none) and "bound_normalized"
+    (False where a flat prior leaves a constant open), or "log_evidence", "prior_precision", "noise", "steps", and
+    "reason", why it ended ("exact" where one step gives the posterior). `derivation` is the printed algorithm.
+    `seconds` and `versions` document how the run was made.
     """
 
     config: dict[str, Any]

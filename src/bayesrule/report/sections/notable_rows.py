@@ -25,14 +25,14 @@ def render_notable_rows(run: Run) -> Markup | None:
 
 
 def _uncertain(run: Run) -> Markup | None:
-    """Held-out rows with the largest predictive entropy or standard deviation."""
+    """Held-out rows with the least confident prediction, or the largest predictive standard deviation."""
     classes, lines, heads = class_predictions(run), [], ["Row", "Observed", "Predicted"]
     if classes is not None:
-        for i in np.argsort(-classes.entropy, kind="stable")[:SHOWN]:
+        for i in np.argsort(classes.confidence, kind="stable")[:SHOWN]:
             observed, predicted = _class_name(run, classes.y[i]), _class_name(run, classes.predicted[i])
             shown = predicted if classes.correct[i] else tag("span", predicted, " (wrong)", class_="warn")
             lines.append([str(classes.row[i]), observed, shown, percent(classes.confidence[i])])
-        words = "Held-out rows whose class probabilities are closest to equal: check these by hand."
+        words = "Held-out rows whose most probable class is the least probable: check these by hand."
         return _part("Most uncertain", words, table([*heads, "Confidence"], lines, numbers=(0, 3)))
     numbers = numeric_predictions(run)
     if numbers is None or not np.isfinite(numbers.std).any():

@@ -104,6 +104,8 @@ def _fact(name: str, value: Any, error: float | None = None) -> Markup:
 
 
 def _format_fact(name: str, value: Any) -> Markup | str:
+    if name == "reason" and value == "exact":
+        return "one step gives the exact posterior"
     if name == "reason" and value == "steps":
         return "the number of steps was reached"
     if name == "reason" and value in ("precision lost", "points too coarse"):
