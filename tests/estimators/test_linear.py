@@ -39,6 +39,27 @@ def test_a_fit_that_its_iterations_end_says_so(estimator):
         estimator.fit(X, y)
 
 
+@pytest.mark.parametrize("recipe", ["laplace", "auto"])
+def test_a_class_without_weight_is_as_good_as_absent(recipe):
+    """Under a flat prior its intercept has no posterior, which would be averaged over all the same."""
+    X, y = standardized(load_iris)
+    weighted = LogisticRegression(recipe=recipe, class_weight={0: 0, 1: 2, 2: 1}).fit(X, y)
+    present = y > 0
+    alone = LogisticRegression(recipe=recipe, class_weight={1: 2, 2: 1}).fit(X[present], y[present])
+    probabilities = weighted.predict_proba(X)
+    np.testing.assert_array_equal(probabilities[:, 0], 0.0)
+    np.testing.assert_allclose(probabilities[:, 1:], alone.predict_proba(X), atol=1e-6)
+    assert set(weighted.predict(X)) == {1, 2}
+    assert set(np.unique(weighted.sample_predictive(X, 3, random_state=0))) == {1, 2}
+    assert np.all(np.isneginf(weighted.predict_log_proba(X)[:, 0]))
+    with pytest.raises(ValueError, match=r"Only one class has rows of a weight above 0, \[2\]"):
+        LogisticRegression(class_weight={0: 0, 1: 0, 2: 1}).fit(X, y)
+    with pytest.raises(ValueError, match="had no weight in fit"):
+        LogisticRegression(recipe=recipe, class_weight={0: 0, 1: 2, 2: 1}).fit(X, y).set_params(
+            class_weight=None
+        ).partial_fit(X, y)
+
+
 def test_ridge_is_the_evidence_of_the_marginal_gaussian():
     X, y = standardized(load_diabetes)
     X, y = X[:60, :4], y[:60] - y[:60].mean()

@@ -284,6 +284,7 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     Attributes
     ----------
     classes_ : the classes, sorted.
+    modelled_classes_ : the indices of those that have rows of positive weight; the others have the probability 0.
     posterior_ : a Gaussian over {"b", "w"}, or {"w"} without an intercept.
     coef_, intercept_ : the posterior mean of w and b; for K > 2 classes of the K − 1 outputs.
     prior_precision_ : α.
@@ -333,14 +334,26 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
 
     @property
     def _kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  # It depends on the number of classes.
-        return "logistic" if len(self.classes_) == 2 else "softmax"
+        return "logistic" if len(self._modelled()) == 2 else "softmax"
+
+    def _modelled(self) -> np.ndarray:
+        """The indices of the classes that the posterior is about."""
+        return getattr(self, "modelled_classes_", np.arange(len(self.classes_)))
 
     @double_precision
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the posterior of the weights."""
         X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
         self.classes_, labels = encode_classes(y)
-        return self._fit_labels(X, labels, sample_weight, first=True)
+        weights = example_weights(X, sample_weight, self.class_weight, self.classes_, labels)
+        # A class all of whose rows have the weight 0 is as good as absent: its intercept would have no posterior.
+        totals = np.bincount(labels, weights, minlength=len(self.classes_))
+        self.modelled_classes_ = np.flatnonzero(totals > 0)
+        if len(self.modelled_classes_) < 2:
+            only = self.classes_[self.modelled_classes_].tolist()
+            raise ValueError(f"Only one class has rows of a weight above 0, {only}: a classifier needs two.")
+        places = np.maximum(np.cumsum(totals > 0) - 1, 0)
+        return self._fit_labels(X, places[labels], weights, first=True)
 
     @double_precision
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -351,11 +364,22 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
         first = not hasattr(self, "posterior_")
         X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
         self.classes_, labels = encode_classes(y, classes if first else self.classes_)
-        return self._fit_labels(X, labels, sample_weight, first=first)
-
-    def _fit_labels(self, X: np.ndarray, labels: np.ndarray, sample_weight: Any, *, first: bool) -> Self:
         weights = example_weights(X, sample_weight, self.class_weight, self.classes_, labels)
-        outputs = len(self.classes_) - 1 if len(self.classes_) > 2 else None
+        if first:
+            self.modelled_classes_ = np.arange(len(self.classes_))
+        unknown = np.setdiff1d(labels[weights > 0], self._modelled())
+        if len(unknown):
+            raise ValueError(
+                f"The classes {self.classes_[unknown].tolist()} had no weight in fit, and the posterior does not have "
+                "them: call fit with all rows."
+            )
+        return self._fit_labels(X, np.searchsorted(self._modelled(), labels), weights, first=first)
+
+    def _fit_labels(self, X: np.ndarray, labels: np.ndarray, weights: np.ndarray, *, first: bool) -> Self:
+        """Fit to labels that are places among the modelled classes, or condition the posterior so far on them."""
+        count = len(self._modelled())
+        labels = np.minimum(labels, count - 1)  # Rows of weight 0 may have another class.
+        outputs = count - 1 if count > 2 else None
         labels = labels if outputs else labels.astype(float)
         if not first:
             return self._update(X, labels, weights)
@@ -366,11 +390,17 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of every class, averaged over the posterior."""
         mean, _ = self._predictive(self._validate(X))
-        return np.column_stack([1 - mean, mean]) if mean.ndim == 1 else mean
+        probabilities = np.column_stack([1 - mean, mean]) if mean.ndim == 1 else mean
+        if probabilities.shape[1] == len(self.classes_):
+            return probabilities
+        every = np.zeros((len(probabilities), len(self.classes_)))
+        every[:, self._modelled()] = probabilities
+        return every
 
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """The logarithm of `predict_proba`."""
-        return np.log(self.predict_proba(X))
+        with np.errstate(divide="ignore"):  # A class that had no weight has the probability 0.
+            return np.log(self.predict_proba(X))
 
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class."""
@@ -384,7 +414,7 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
         X = self._validate(X)
         f = regression.draw_scores(self.posterior_, X, n_samples, weight_key)
         scores = jnp.stack([jnp.zeros(f.shape), f], axis=-1) if self._kind == "logistic" else regression.classes(f)
-        return self.classes_[np.asarray(jax.random.categorical(label_key, scores))]
+        return self.classes_[self._modelled()][np.asarray(jax.random.categorical(label_key, scores))]
 
 
 class PoissonRegression(RegressorMixin, _LinearModel):

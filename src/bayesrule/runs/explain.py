@@ -37,7 +37,8 @@ def add_explanations(run: Run, watcher: Watcher, x: np.ndarray, y: np.ndarray, r
     record_facts(run, watcher)
     posterior = estimator.posterior_
     if estimator.explain.weights == "coefficients" and isinstance(posterior, Gaussian | DiagonalGaussian):
-        run.weights = _coefficients(posterior, run.summary["features"], run.classes)
+        modelled = getattr(estimator, "modelled_classes_", range(len(run.classes)))
+        run.weights = _coefficients(posterior, run.summary["features"], [run.classes[index] for index in modelled])
     elif estimator.explain.weights == "layers":
         run.weights = _layers(posterior)
     # Rows have sites in a full Gaussian over one output; another recipe's q, or several classes, have none.
