@@ -64,22 +64,76 @@ def test_ridge_is_the_evidence_of_the_marginal_gaussian():
     X, y = standardized(load_diabetes)
     X, y = X[:60, :4], y[:60] - y[:60].mean()
     model = RidgeRegression(fit_intercept=False).fit(X, y)
+    np.testing.assert_allclose(model.x_scale_, np.sqrt(np.mean(X**2, axis=0)))
+    scaled = X / model.x_scale_
 
     def evidence(strength, noise):
-        return multivariate_normal(np.zeros(60), X @ X.T / strength + noise * np.eye(60)).logpdf(y)
+        return multivariate_normal(np.zeros(60), scaled @ scaled.T / strength + noise * np.eye(60)).logpdf(y)
 
     best = evidence(model.prior_precision_, model.noise_)
     assert model.log_evidence_ == pytest.approx(best, rel=1e-10)
     for factor in (0.9, 1.1):  # It is a maximum.
         assert evidence(factor * model.prior_precision_, model.noise_) < best
         assert evidence(model.prior_precision_, factor * model.noise_) < best
-    system = X.T @ X / model.noise_ + model.prior_precision_ * np.eye(4)
+    system = X.T @ X / model.noise_ + np.diag(model.prior_precision_ * model.x_scale_**2)
     np.testing.assert_allclose(model.coef_, np.linalg.solve(system, X.T @ y / model.noise_), rtol=1e-9)
     np.testing.assert_allclose(model.posterior_.precision, system, rtol=1e-9, atol=1e-12)
 
 
+STRANGE = 10.0 ** np.array([5, -3, 0, 2, -6]), np.array([3e5, 0.0, 1e4, -20.0, 1e-6])  # scales and origins of columns
+
+
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        RidgeRegression(),
+        LogisticRegression(),
+        LogisticRegression(recipe="laplace"),
+        LogisticRegression(recipe="mean_field"),
+        PoissonRegression(),
+    ],
+    ids=["ridge", "logistic", "laplace", "mean field", "counts"],
+)
+def test_units_and_origins_of_columns_do_not_matter(estimator):
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(120, 5))
+    f = X @ [1.0, -0.5, 0.3, 0.0, 0.8]
+    targets = {
+        "ridge": f + rng.normal(size=120),
+        "logistic": f > rng.logistic(size=120),
+        "counts": rng.poisson(np.exp(f / 2)),
+    }
+    kind = {RidgeRegression: "ridge", LogisticRegression: "logistic", PoissonRegression: "counts"}[type(estimator)]
+    strange = STRANGE[0] * X + STRANGE[1]
+    one, other = clone(estimator).fit(X, targets[kind]), clone(estimator).fit(strange, targets[kind])
+    predict = lambda model, x: model.predict_proba(x) if kind == "logistic" else model.predict(x, return_std=True)
+    for ours, same in zip(predict(one, X), predict(other, strange), strict=True):
+        np.testing.assert_allclose(same, ours, rtol=1e-5)
+    np.testing.assert_allclose(other.coef_ * STRANGE[0], one.coef_, rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(other.prior_precision_, one.prior_precision_, rtol=1e-5)
+    mean = other.intercept_ + strange @ other.coef_
+    np.testing.assert_allclose(mean, one.intercept_ + X @ one.coef_, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("noise", [1e-3, 1e-6, 1.0, 1e3])
+def test_ridge_finds_any_noise(noise):
+    """As scikit-learn's, whose evidence has no intercept here; from a millionth of the signal to all of y."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(200, 5)) * [1.0, 1e3, 1e-3, 1.0, 5.0]
+    X = X - X.mean(axis=0)
+    y = 200 * (X / X.std(axis=0)) @ [1.0, -0.5, 0.2, 0.0, 0.7] + noise * rng.normal(size=200)
+    ours = RidgeRegression(fit_intercept=False).fit(X, y)
+    flat = dict.fromkeys(["alpha_1", "alpha_2", "lambda_1", "lambda_2"], 0.0)  # no priors on the hyper-parameters
+    theirs = make_pipeline(StandardScaler(), BayesianRidge(tol=1e-12, max_iter=10_000, fit_intercept=False, **flat))
+    theirs.fit(X, y)
+    assert ours.noise_ == pytest.approx(1 / theirs[-1].alpha_, rel=1e-4)
+    assert ours.prior_precision_ == pytest.approx(theirs[-1].lambda_, rel=1e-3)
+    np.testing.assert_allclose(ours.predict(X), theirs.predict(X), rtol=1e-4, atol=1e-4 * noise)
+    assert np.sqrt(ours.noise_) == pytest.approx(noise, rel=0.2)
+
+
 def test_ridge_agrees_with_scikit_learns():
-    X, y = load_diabetes(return_X_y=True)
+    X, y = standardized(load_diabetes)
     ours, theirs = RidgeRegression().fit(X, y), BayesianRidge(tol=1e-10, max_iter=2000).fit(X, y)
     # It centres y first, so that its noise has one degree of freedom less to explain: 1/N of it.
     assert ours.noise_ == pytest.approx(1 / theirs.alpha_, rel=2 / len(y))

@@ -16,6 +16,8 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import validate_data
 
 from ..families.base import Family
+from ..families.gaussian.diagonal import DiagonalGaussian
+from ..families.gaussian.fixed import FixedGaussian
 from ..families.gaussian.full import Gaussian
 from ..fitting.empirical_bayes import Evidence, empirical_bayes
 from ..fitting.result import Result
@@ -28,7 +30,7 @@ from ..recipes import laplace
 from ..rule.rule import Rule
 from .base import Estimator, Explain, double_precision, make_key, to_numpy
 from .named_recipes import CONCENTRATED, linear_rule
-from .preprocessing import encode_classes, example_weights
+from .preprocessing import encode_classes, example_weights, mean_and_scale
 from .ridge import RidgeRegression
 
 _ROUGH_TOLERANCE = 1e-2  # Nats, for fits by Laplace's method that only provide the start of another fit.
@@ -72,16 +74,17 @@ class _LinearModel(Estimator):
         """Fit the posterior from these parameters, with the given precision of the prior or the one of the evidence."""
         outputs = start["w"].shape[1] if start["w"].ndim == 2 else None
         rule, features = self._rule(outputs, X), X.shape[1]
+        precision, result = self._given_precision(), None
+        X = self._standardize(X, weights, rule.family.kind, learnt=precision is None)
         # Columns of zeros change nothing, because their weights stay at the prior, and let data of about the same width
         # share compiled programs. A flat prior is no distribution, at which they could stay.
-        is_padded = isinstance(self.recipe, str) and self._given_precision() != 0
+        is_padded = isinstance(self.recipe, str) and precision != 0
         padded_features = column_bucket(features) if is_padded else features
         start = {**start, "w": pad(start["w"], padded_features)}
         objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
         prior = regression.weight_precision if self.fit_intercept else regression.weight_precision_only
         data = _pad_data(X, y, weights, padded_features)
         is_full_gaussian = rule.family.kind is Gaussian
-        precision, result = self._given_precision(), None
         if precision is None:
             evidence, is_final = self._maximize_evidence(rule, objective, prior, start, data, X, y, weights)
             precision = float(evidence.hyper["w"])
@@ -96,7 +99,7 @@ class _LinearModel(Estimator):
         if result is None:
             result = self._fit_posterior(rule, regularized, start, data, len(X))
         self.prior_precision_ = precision
-        self._set_attributes(result, features)
+        self._set_attributes(result)
         self.bound_, self.bound_error_ = result.bound, result.bound_error
         self.bound_normalized_ = bool(result.normalized)
         return self
@@ -175,7 +178,34 @@ class _LinearModel(Estimator):
         key, batch = make_key(self.random_state), self.batch_size
         return self._run(rule, objective, start, data, steps=self._steps(rows), batch_size=batch, key=key)
 
-    def _set_attributes(self, result: Result, features: int) -> None:
+    def _standardize(self, X: np.ndarray, weights: np.ndarray, family: Any, *, learnt: bool) -> np.ndarray:
+        """Choose the columns' origin and units for a fit, and return X in them.
+
+        A learnt precision of the prior is the same for all columns in units of their standard deviations, so that
+        predictions do not depend on the units of columns; a given one is in the user's units. With a flat prior on the
+        intercept the origin does not matter to a full Gaussian, but rounding errors are smaller around the mean. For a
+        family whose intercept is independent of the weights it matters, and a learnt precision goes with the mean.
+        """
+        mean, scale = mean_and_scale(X, weights)
+        is_full, zero = family is Gaussian, np.zeros(X.shape[1])
+        is_known = is_full or family in (DiagonalGaussian, FixedGaussian)
+        center = mean if self.fit_intercept and (is_full or (learnt and is_known)) else zero
+        self.x_scale_ = scale if learnt and is_known else zero + 1
+        self.x_mean_, self._center = (zero, center) if is_full else (center, zero)
+        return (X - center) / self.x_scale_
+
+    def _in_users_units(self, q: Any) -> Any:
+        """The posterior for columns as they are (less `x_mean_`), from q for the columns of `_standardize`."""
+        q = regression.without_padding(q, self.n_features_in_)
+        if np.any(self.x_scale_ != 1):
+            q = regression.in_units_of_columns(q, self.x_scale_)
+        return to_numpy(regression.with_origin_at_zero(q, self._center) if np.any(self._center) else q)
+
+    def _inputs(self, X: Any) -> np.ndarray:
+        """New rows as the posterior takes them."""
+        return self._validate(X) - getattr(self, "x_mean_", 0.0)
+
+    def _set_attributes(self, result: Result) -> None:
         if result.reason in ("not finite", "left the domain"):
             raise ValueError(
                 f"The fit ended early ({result.reason}): are the features on very different scales? Put a "
@@ -192,19 +222,23 @@ class _LinearModel(Estimator):
             advice = result.explanation or "put a StandardScaler before the model."
             message = f"{name} ended after {result.steps} iterations ({result.reason}): {advice}"
             warnings.warn(message, ConvergenceWarning, stacklevel=5)
-        self.posterior_ = to_numpy(regression.without_padding(result.q, features))
+        self.posterior_ = self._in_users_units(result.q)
         self.n_iter_ = result.steps
         self.coef_ = np.asarray(self.posterior_.mean["w"]).T
-        self.intercept_ = np.asarray(self.posterior_.mean.get("b", np.zeros(self.coef_.shape[:-1])))
+        intercept = np.asarray(self.posterior_.mean.get("b", np.zeros(self.coef_.shape[:-1])))
+        self.intercept_ = np.asarray(intercept - self.coef_ @ self.x_mean_)
 
     def with_posterior(self, q: Family) -> Self:
         """A copy that predicts from another posterior, such as that of a fit which is still running."""
         other = copy.copy(self)
-        other.posterior_ = to_numpy(regression.without_padding(q, self.n_features_in_))
+        other.posterior_ = self._in_users_units(q)
         return other
 
     def _update(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
-        """Condition on more rows: the posterior so far is the prior for them."""
+        """Condition on more rows: the posterior so far is the prior for them, in its own units."""
+        X = X - self.x_mean_
+        self._center, units = np.zeros(X.shape[1]), self.x_scale_
+        self.x_scale_ = np.ones(X.shape[1])
         prior = jax.tree.map(jnp.asarray, self.posterior_)
         objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
         objective = dataclasses.replace(objective, regularizer=as_regularizer(None, prior))
@@ -212,7 +246,8 @@ class _LinearModel(Estimator):
         bound_before, error_before = self.bound_, getattr(self, "bound_error_", None)
         data = _pad_data(X, y, weights, X.shape[1])
         result = self._fit_posterior(self._rule(outputs, X), objective, prior, data, len(X))
-        self._set_attributes(result, X.shape[1])
+        self._set_attributes(result)
+        self.x_scale_ = units
         self.bound_ = None if result.bound is None or bound_before is None else bound_before + result.bound
         error = result.bound_error
         self.bound_error_ = None if error is None or error_before is None else math.hypot(error_before, error)
@@ -265,9 +300,11 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
         memory. Other names are "newton", "ogn", "vogn", "ivon", "adam", "rmsprop" and "sgd"; any rule can be
         passed, such as `blr.vogn(1e-2)`.
     prior_precision : float or "auto", default="auto"
-        α. "auto" maximises the bound on the log evidence, with a weak hyper-prior against huge weights, which classes
-        that can be separated would otherwise have. For more than two classes, and for algorithms without an exact
-        bound, it is the evidence of Laplace's method; beyond 200,000 rows that of 20,000 of them.
+        α, in the units of X. "auto" maximises the bound on the log evidence, where α is the precision for columns
+        divided by their standard deviations, so that the units of columns do not matter; with a weak hyper-prior
+        against huge weights, which classes that can be separated would otherwise have. For more than two classes, and
+        for algorithms without an exact bound, it is the evidence of Laplace's method; beyond 200,000 rows that of
+        20,000 of them.
     fit_intercept : bool, default=True
         Whether the model has b.
     class_weight : None, "balanced" or dict, default=None
@@ -285,9 +322,11 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     ----------
     classes_ : the classes, sorted.
     modelled_classes_ : the indices of those that have rows of positive weight; the others have the probability 0.
-    posterior_ : a Gaussian over {"b", "w"}, or {"w"} without an intercept.
+    posterior_ : a Gaussian over {"b", "w"}, or {"w"} without an intercept, for X less `x_mean_`.
+    x_mean_ : zeros, or the columns' means where b and w are independent under the posterior ("mean_field", "vogn").
     coef_, intercept_ : the posterior mean of w and b; for K > 2 classes of the K − 1 outputs.
-    prior_precision_ : α.
+    prior_precision_ : α. The prior precision of a weight of column j is `prior_precision_ * x_scale_[j]**2`.
+    x_scale_ : the standard deviations of the columns; ones for a `prior_precision` that was given.
     bound_ : the lower bound on the log evidence; None where the algorithm has none.
     bound_normalized_ : whether the prior is a density. The intercept's is flat, and counts as a density of 1, as does
         that of the weights for prior_precision=0: compare bounds of models with the same flat priors only.
@@ -301,7 +340,7 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     >>> X, y = load_iris(return_X_y=True)
     >>> model = LogisticRegression().fit(X, y)
     >>> model.predict_proba(X[[70]]).round(2), round(model.prior_precision_, 3)
-    (array([[0.  , 0.43, 0.57]]), 0.075)
+    (array([[0.  , 0.45, 0.55]]), 0.07)
     """
 
     model = "linear"
@@ -389,7 +428,7 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     @double_precision
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of every class, averaged over the posterior."""
-        mean, _ = self._predictive(self._validate(X))
+        mean, _ = self._predictive(self._inputs(X))
         probabilities = np.column_stack([1 - mean, mean]) if mean.ndim == 1 else mean
         if probabilities.shape[1] == len(self.classes_):
             return probabilities
@@ -411,7 +450,7 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draws of the classes, (n_samples, rows); within a draw all rows have the same weights."""
         weight_key, label_key = jax.random.split(make_key(random_state))
-        X = self._validate(X)
+        X = self._inputs(X)
         f = regression.draw_scores(self.posterior_, X, n_samples, weight_key)
         scores = jnp.stack([jnp.zeros(f.shape), f], axis=-1) if self._kind == "logistic" else regression.classes(f)
         return self.classes_[self._modelled()][np.asarray(jax.random.categorical(label_key, scores))]
@@ -478,20 +517,20 @@ class PoissonRegression(RegressorMixin, _LinearModel):
     @double_precision
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The expected count, and with `return_std` the standard deviation of a count."""
-        mean, variance = self._predictive(self._validate(X))
+        mean, variance = self._predictive(self._inputs(X))
         return (mean, np.sqrt(variance)) if return_std else mean
 
     @double_precision
     def log_predictive(self, X: Any, y: Any) -> np.ndarray:
         """log p(y | x) of every row, the density averaged over the posterior."""
-        X = self._validate(X)
+        X = self._inputs(X)
         return np.asarray(regression.log_predictive(self.posterior_, X, np.asarray(y, float), "poisson"))
 
     @double_precision
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draws of the counts, (n_samples, rows); within a draw all rows have the same weights."""
         weight_key, count_key = jax.random.split(make_key(random_state))
-        X = self._validate(X)
+        X = self._inputs(X)
         f = regression.draw_scores(self.posterior_, X, n_samples, weight_key)
         return np.asarray(jax.random.poisson(count_key, jnp.exp(f)))
 

@@ -12,18 +12,18 @@ from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
 
 from ..families.base import Family
-from ..fitting.conjugate_evidence import conjugate_evidence, likelihood_message
+from ..fitting.maximize import maximize
 from ..models import regression, ridge
 from ..numerics.checks import positive_number
 from ..numerics.padding import bucket, column_bucket, pad
 from ..objectives.batches import Weighted
-from ..objectives.regularizers import as_regularizer
 from ..recipes import newton
 from ..rule.rule import Rule
 from .base import Estimator, Explain, double_precision, make_key, to_numpy
 from .named_recipes import linear_rule
 from .preprocessing import example_weights
 
+_LARGEST_FACTOR = 1e26  # The noise is found down to 10⁻¹³ standard deviations of y, where its arithmetic ends.
 _EXACT = ("auto", "conjugate", "newton", "laplace", "von")  # By all of these, one Newton step gives the posterior.
 
 
@@ -39,7 +39,8 @@ class RidgeRegression(RegressorMixin, Estimator):
         "auto" is the exact posterior. Another name of `LogisticRegression`, or a rule such as `blr.vogn(1e-2)`, takes
         `max_iter` steps on the rows instead, all of which it needs at once: `partial_fit` raises at a second call.
     prior_precision : float or "auto", default="auto"
-        α; "auto" maximises the exact evidence.
+        α, in the units of X and y; "auto" maximises the exact evidence, where α is the precision for columns divided by
+        their standard deviations, so that the units of columns do not matter.
     noise : float or "auto", default="auto"
         σ²; "auto" maximises the exact evidence.
     fit_intercept : bool, default=True
@@ -54,7 +55,8 @@ class RidgeRegression(RegressorMixin, Estimator):
     posterior_ : a Gaussian over {"b", "w"} for inputs and targets from which `x_mean_` and `y_mean_` are subtracted;
         there b and w are independent.
     coef_, intercept_ : the posterior means of w and b, for inputs and targets as they are.
-    prior_precision_, noise_ : α and σ².
+    prior_precision_, noise_ : α and σ². The prior precision of `coef_[j]` is `prior_precision_ * x_scale_[j]**2`.
+    x_scale_ : the standard deviations of the columns; ones for a `prior_precision` that was given.
     log_evidence_ : the exact log evidence.
     triangle_, n_samples_seen_ : R and the sum of the weights, to which `partial_fit` adds.
     n_iter_ : the number of steps.
@@ -136,38 +138,40 @@ class RidgeRegression(RegressorMixin, Estimator):
         deviation = math.sqrt(float(y @ y) / self.n_samples_seen_)
         return deviation if deviation > 1e-10 * abs(self.y_mean_) else max(abs(self.y_mean_), 1.0)
 
+    def _column_scales(self) -> np.ndarray:
+        """The standard deviation of each column, the unit of learnt strengths; 1 for a column that does not vary."""
+        deviation = np.sqrt(np.sum(self.triangle_[:, :-1] ** 2, axis=0) / self.n_samples_seen_)
+        return np.where(deviation > 1e-12 * np.abs(self.x_mean_), deviation, 1.0)
+
     def _solve(self) -> None:
         """Choose α and β = 1/σ² by the evidence, and compute the posterior at them.
 
-        One Newton step with unit noise gives the likelihood's message. For other β it is only multiplied, so that the
-        evidence is a function of the message, and needs no further pass over the rows.
+        A learnt α is the same for all columns in units of their standard deviations, so that predictions do not depend
+        on the units of columns. The evidence is a function of singular values, and needs no further pass over the rows.
         """
-        scale, features = self._target_scale(), self.n_features_in_
-        triangle = np.column_stack([np.zeros(len(self.triangle_)), self.triangle_])  # Columns: intercept, x, y.
-        triangle[:, -1] /= scale
-        if self.fit_intercept:  # Around the means the intercept is independent of the weights: a row of its own.
-            triangle = np.vstack([np.eye(1, features + 2) * math.sqrt(self.n_samples_seen_), triangle])
-        rows, padded_features = bucket(len(triangle)), column_bucket(features)
-        examples = pad(triangle[:, :-1], rows, padded_features + 1), pad(triangle[:, -1], rows)
         given_precision = _positive_or_auto("prior_precision", self.prior_precision)
         given_noise = _positive_or_auto("noise", self.noise)
-        hyper = {
+        features, scale = self.n_features_in_, self._target_scale()
+        self.x_scale_ = self._column_scales() if given_precision is None else np.ones(features)
+        units = np.concatenate([[1.0], self.x_scale_, [scale]])
+        triangle = np.column_stack([np.zeros(len(self.triangle_)), self.triangle_]) / units  # intercept, x, y
+        hyper: dict[str, Any] = {
             "w": 1.0 if given_precision is None else given_precision * scale**2,
             "noise": 1.0 if given_noise is None else scale**2 / given_noise,
         }
         held = ("w",) * (given_precision is not None) + ("noise",) * (given_noise is not None)
-        start = regression.zeros(padded_features, intercept=self.fit_intercept)
-        regularizer = as_regularizer(self._prior(hyper), None)
-        unit_noise = Weighted(examples, jnp.ones(rows))
-        result = self._run(newton(), ridge.ridge(rows, regularizer), start, unit_noise, steps=1)
         if len(held) < 2:
-            squares = triangle[:, -1] @ triangle[:, -1]
-            message = likelihood_message(regularizer, result.q), self.n_samples_seen_, squares
-            hyper, _ = conjugate_evidence(self._prior, hyper, result.q, message, ridge.with_noise_precision, held=held)
+            rows = ridge.spectrum(triangle[:, 1:-1], triangle[:, -1], self.n_samples_seen_ - bool(self.fit_intercept))
+            score = lambda log_hyper: ridge.log_evidence(log_hyper, rows)
+            hyper = maximize(score, hyper, within=_LARGEST_FACTOR, held=held, relative_gain=1e-15).hyper
+        if self.fit_intercept:  # Around the means the intercept is independent of the weights: a row of its own.
+            triangle = np.vstack([np.eye(1, features + 2) * math.sqrt(self.n_samples_seen_), triangle])
+        rows, padded_features = bucket(len(triangle)), column_bucket(features)
+        examples = pad(triangle[:, :-1], rows, padded_features + 1), pad(triangle[:, -1], rows)
         noise_precision = float(hyper["noise"])
-        objective = ridge.ridge(rows, self._prior(hyper))
-        data = Weighted(examples, jnp.full(rows, noise_precision))
-        result = self._run(newton(), objective, result.q, data, steps=1)
+        start = regression.zeros(padded_features, intercept=self.fit_intercept)
+        objective = ridge.ridge(rows, self._prior({"w": jnp.asarray(hyper["w"], float)}))
+        result = self._run(newton(), objective, start, Weighted(examples, jnp.full(rows, noise_precision)), steps=1)
         self.prior_precision_, self.noise_ = float(hyper["w"]) / scale**2, scale**2 / noise_precision
         self._set_posterior(result.q, scale)
         constant = self.n_samples_seen_ * (0.5 * math.log(noise_precision / (2 * math.pi)) - math.log(scale))
@@ -179,7 +183,7 @@ class RidgeRegression(RegressorMixin, Estimator):
         scale = self._target_scale()
         hyper = {"w": self.prior_precision_ * scale**2}
         ones = np.full(len(X), float(self.fit_intercept))
-        inputs = pad(np.column_stack([ones, X - self.x_mean_]), bucket(len(X)))
+        inputs = pad(np.column_stack([ones, (X - self.x_mean_) / self.x_scale_]), bucket(len(X)))
         precisions = jnp.asarray(pad(weights * scale**2 / self.noise_, len(inputs)))
         data = Weighted((inputs, pad((y - self.y_mean_) / scale, len(inputs))), precisions)
         start = regression.zeros(X.shape[1], intercept=self.fit_intercept)
@@ -189,8 +193,9 @@ class RidgeRegression(RegressorMixin, Estimator):
         self._set_posterior(result.q, scale)
 
     def _set_posterior(self, q: Family, scale: float) -> None:
-        """Set `posterior_`: q without padding columns, in the units of y."""
-        self.posterior_ = to_numpy(regression.rescaled(regression.without_padding(q, self.n_features_in_), scale))
+        """Set `posterior_`: q without padding columns, in the units of X and y."""
+        q = regression.rescaled(regression.without_padding(q, self.n_features_in_), scale)
+        self.posterior_ = to_numpy(regression.in_units_of_columns(q, self.x_scale_))
 
     @double_precision
     def predict(self, X: Any, return_std: bool = False) -> Any:

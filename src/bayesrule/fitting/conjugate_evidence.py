@@ -36,7 +36,6 @@ def conjugate_evidence(
     hyper: PyTree,
     q: ExponentialFamily,
     message: PyTree,
-    likelihood: Callable[[PyTree, PyTree], tuple[PyTree, Array]] | None = None,
     *,
     belief: Callable[[PyTree], Any] | None = None,
     held: Sequence[str] = (),
@@ -48,15 +47,13 @@ def conjugate_evidence(
         hyper: where to start.
         q: a member of the family; its λ is not used.
         message: the likelihood's message, from `likelihood_message`.
-        likelihood: likelihood(hyper, message) returns the message at these hyper-parameters and the logarithm of the
-            likelihood's constant, where these depend on them (a noise level).
         belief: belief(hyper), a log density of the hyper-parameters that is added to log Z.
         held: the names of a dict's entries that are kept at their start.
 
     Returns:
         The hyper-parameters, and log Z at them.
     """
-    score = lambda log_hyper: _log_evidence(q, message, log_hyper, prior, likelihood, belief)
+    score = lambda log_hyper: _log_evidence(q, message, log_hyper, prior, belief)
     best = maximize(score, hyper, within=_WITHIN, held=held, relative_gain=1e-15)
     return best.hyper, best.value
 
@@ -67,9 +64,9 @@ def _prior_natural(regularizer: Regularizer, q: ExponentialFamily) -> PyTree:
     return jax.tree.map(jnp.negative, q.natural_step(Step(gradient, curvature, 1.0, 1.0, 1.0)))
 
 
-@partial(jax.jit, static_argnames=("prior", "likelihood", "belief"))
+@partial(jax.jit, static_argnames=("prior", "belief"))
 def _log_evidence(
-    q: ExponentialFamily, message: PyTree, log_hyper: PyTree, prior: Any, likelihood: Any, belief: Any
+    q: ExponentialFamily, message: PyTree, log_hyper: PyTree, prior: Any, belief: Any
 ) -> tuple[Array, PyTree]:
     r"""log Z(η) and its gradient in log η.
 
@@ -80,11 +77,10 @@ def _log_evidence(
     def value(log_hyper: PyTree) -> Array:
         hyper = jax.tree.map(jnp.exp, log_hyper)
         regularizer = as_regularizer(prior(hyper), None)
-        likelihood_natural, constant = (message, 0.0) if likelihood is None else likelihood(hyper, message)
-        constant = constant if belief is None else constant + belief(hyper)
-        natural = jax.tree.map(jnp.add, likelihood_natural, _prior_natural(regularizer, q))
+        constant = 0.0 if belief is None else belief(hyper)
+        natural = jax.tree.map(jnp.add, message, _prior_natural(regularizer, q))
         posterior = jax.lax.stop_gradient(q.with_natural(natural))
-        products = jax.tree.map(jnp.vdot, likelihood_natural, posterior.expectation())
+        products = jax.tree.map(jnp.vdot, message, posterior.expectation())
         return sum(jax.tree.leaves(products)) + constant + posterior.entropy() - regularizer.expected(posterior)
 
     return jax.value_and_grad(value)(log_hyper)

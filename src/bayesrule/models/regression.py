@@ -19,6 +19,7 @@ from ..families.gaussian.full import Gaussian
 from ..families.gaussian.precision import SharedFeatures
 from ..numerics.padding import map_chunks, pad, power_of_two
 from ..numerics.random import Key
+from ..numerics.trees import ravel, same_shape
 from ..objectives.objective import Objective
 from ..points.base import Points
 from ..points.gaussian_outputs import output_points
@@ -219,3 +220,33 @@ def rescaled(q: Any, scale: float) -> Any:
     mean = jax.tree.map(lambda m: scale * m, q.mean)
     precision = jax.tree.map(lambda s: s / scale**2, q.precision)
     return eqx.tree_at(lambda q: (q.mean, q.precision), q, (mean, precision))
+
+
+def in_units_of_columns(q: Any, scale: Float[np.ndarray, " D"]) -> Any:
+    """The distribution of the weights of columns x, from that of the weights of x/scale.
+
+    Args:
+        q: a Gaussian over {"b", "w"} or {"w"} with a full precision matrix, or a precision for each entry or for all.
+        scale: a number above 0 for each column.
+    """
+    by_weight = jnp.broadcast_to(jnp.reshape(scale, (-1,) + (1,) * (q.mean["w"].ndim - 1)), q.mean["w"].shape)
+    factors = {name: by_weight if name == "w" else jnp.ones_like(leaf) for name, leaf in q.mean.items()}
+    mean = jax.tree.map(jnp.divide, q.mean, factors)
+    if isinstance(q, Gaussian):
+        vector = ravel(factors)
+        return Gaussian(mean, vector[:, None] * q.precision * vector)
+    numbers = same_shape(q.precision, q.mean, "precision")
+    return type(q)(mean, jax.tree.map(lambda s, factor: s * factor**2, numbers, factors))
+
+
+def with_origin_at_zero(q: Gaussian, center: Float[np.ndarray, " D"]) -> Gaussian:
+    """The distribution over {"b", "w"} for columns x, from that for x − center: b loses centerᵀw."""
+    mean, origin = q.mean, jnp.asarray(center)
+    count = max(1, mean["b"].size)
+    # b of the centred columns is b + Mw with M = centerᵀ ⊗ I, as the weights are ravelled column by column of x.
+    mixing = jnp.kron(origin[None], jnp.eye(count))
+    corner, side, rest = q.precision[:count, :count], q.precision[:count, count:], q.precision[count:, count:]
+    new_side = side + corner @ mixing
+    new_rest = rest + mixing.T @ new_side + side.T @ mixing
+    precision = jnp.block([[corner, new_side], [new_side.T, new_rest]])
+    return Gaussian({**mean, "b": mean["b"] - origin @ mean["w"]}, precision)

@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from ..numerics.padding import column_bucket, pad
 from ..objectives.objective import Objective
 
 _CHUNK = 1 << 16  # rows that are reduced at a time
@@ -86,18 +88,46 @@ def ridge(rows: int, regularizer: Any = None) -> Objective:
     return Objective(squares, output=scores, linear=True, size=rows, regularizer=regularizer)
 
 
-def with_noise_precision(hyper: PyTree, message: PyTree) -> tuple[PyTree, Array]:
-    r"""The message of the data for noise 1/β, and the constant of their log-likelihood, for empirical Bayes.
+class Spectrum(NamedTuple):
+    """What the evidence of ridge regression depends on.
 
-    The log-likelihood is $β⟨\tildeλ_1, T(w)⟩ + ½N\log(β/2π) − ½βy^⊤y$ with $\tildeλ_1$ the message for noise 1.
-
-    Args:
-        hyper: the hyper-parameters, of which "noise" is β.
-        message: ($\tildeλ_1$, N, yᵀy).
+    Attributes:
+        squares: the squared singular values s² of the features, padded with zeros.
+        along: the squares of y's components along their left singular vectors.
+        rest: the sum of squares of what is left of y.
+        size: N, less 1 for an intercept under a flat prior.
     """
-    natural, size, total = message
-    precision = hyper["noise"]
-    return (
-        tuple(precision * part for part in natural),
-        0.5 * size * jnp.log(precision / (2 * math.pi)) - 0.5 * precision * total,
-    )
+
+    squares: Float[np.ndarray, " K"]
+    along: Float[np.ndarray, " K"]
+    rest: float
+    size: float
+
+
+def spectrum(x: Float[np.ndarray, "R D"], y: Float[np.ndarray, " R"], size: float) -> Spectrum:
+    """The `Spectrum` of rows, or of the rows of R that they were reduced to."""
+    left, values, _ = np.linalg.svd(x, full_matrices=False)
+    values = np.where(values > max(x.shape) * np.finfo(float).eps * values.max(initial=0.0), values, 0.0)
+    along = left.T @ y
+    rest = y - left @ along
+    count = column_bucket(max(1, len(values)))
+    return Spectrum(pad(values**2, count), pad(along**2, count), float(rest @ rest), float(size))
+
+
+@jax.jit
+def log_evidence(log_hyper: PyTree, rows: Spectrum) -> tuple[Array, PyTree]:
+    r"""The log evidence as a function of log α ("w") and log β ("noise"), and its gradient.
+
+    $$-\tfrac12\sum_k\log(1 + βs_k^2/α) + \tfrac N2\log\tfrac{β}{2π}
+      - \tfrac β2\Big[\text{rest} + \sum_k\frac{\text{along}_k}{1 + βs_k^2/α}\Big]$$
+
+    All terms of the bracket are positive: nothing cancels, however small the noise is beside the signal.
+    """
+
+    def value(log_hyper: PyTree) -> Array:
+        ratio = jnp.exp(log_hyper["noise"] - log_hyper["w"]) * rows.squares
+        errors = rows.rest + jnp.sum(rows.along / (1 + ratio))
+        volume = jnp.sum(jnp.log1p(ratio)) - rows.size * (log_hyper["noise"] - math.log(2 * math.pi))
+        return -0.5 * (volume + jnp.exp(log_hyper["noise"]) * errors)
+
+    return jax.value_and_grad(value)(log_hyper)
