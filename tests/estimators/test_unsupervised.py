@@ -37,6 +37,20 @@ CHECKED = [
 ]
 
 
+@pytest.mark.parametrize("count", [3, 5])
+def test_several_starts_of_a_mixture_are_as_good_as_scikit_learn_s(count):
+    """82 numbers in clusters of very different sizes, where k-means alone ends in poor optima."""
+    rng = np.random.default_rng(0)
+    sizes, places, widths = [7, 30, 35, 5, 3, 2], [9.7, 19.8, 22.5, 26.0, 33.0, 16.1], [0.4, 1.0, 1.0, 0.6, 0.9, 0.1]
+    rows = np.concatenate([rng.normal(*of, n) for n, *of in zip(sizes, places, widths, strict=True)])[:, None]
+    settings = {"n_init": 10, "random_state": 0, "max_iter": 2000}
+    ours = GaussianMixture(count, **settings).fit(rows)
+    theirs = TheirMixture(count, tol=1e-7, **settings).fit(rows)
+    assert ours.score(rows) * 82 > theirs.score(rows) * 82 - 0.1
+    one = GaussianMixture(count, max_iter=2000, random_state=0).fit(rows)
+    assert ours.score(rows) >= one.score(rows) - 1e-6
+
+
 @pytest.mark.extended
 @parametrize_with_checks(CHECKED)
 def test_scikit_learn_checks_of_few_components(estimator, check):

@@ -25,8 +25,8 @@ from ..recipes import em, svi, vmp
 from ..rule.rule import Rule
 from .base import Estimator, choose_rule, make_key, to_numpy
 
-BuildModel = Callable[[str, Key], Model]
-"""Makes a model from the kind of its priors, "flat" or "default", and a key that draws its start."""
+BuildModel = Callable[[str, Key, int], Model]
+"""Makes a model from the kind of its priors, "flat" or "default", a key that draws a start, and the start's number."""
 
 
 def padded_rows(rows: int) -> int:
@@ -100,9 +100,9 @@ class IterativeEstimator(Estimator):
         else:
             options = {"steps": self.max_iter * -(-rows // batch_size), "batch_size": batch_size}
         fits = []
-        for key in jax.random.split(make_key(self.random_state), self.n_init):
+        for number, key in enumerate(jax.random.split(make_key(self.random_state), self.n_init)):
             start_key, batch_key = jax.random.split(key)
-            model = build("flat" if is_em else "default", start_key)
+            model = build("flat" if is_em else "default", start_key, number)
             result = self._run(rule, model, None, data, key=batch_key, **options)
             if is_em and batch_size is None and self._computes_likelihood:
                 bound, error = result.trace["bound"][-1], 0.0  # These models have their bound in closed form.

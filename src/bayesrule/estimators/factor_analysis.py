@@ -223,5 +223,5 @@ class PPCA(_FactorModel):
     _noise = "one"
 
 
-def _build_model(rows: np.ndarray, size: int, noise: Any, mean: bool, priors: Any, key: Key) -> Model:
+def _build_model(rows: np.ndarray, size: int, noise: Any, mean: bool, priors: Any, key: Key, start: int) -> Model:
     return factor_analysis(rows, size, noise=noise, priors=priors, mean=mean, key=key)

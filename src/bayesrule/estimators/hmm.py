@@ -195,7 +195,7 @@ class GaussianHMM(_HMM):
         A fit ends when what is still to gain, estimated from how the steps shrink, is less than this many nats for each
         step of Y.
     n_init : int, default=1
-        The number of starts (k-means clusterings), of which the best is taken.
+        The number of starts, of which the best is taken, as for `GaussianMixture`.
     reg_covar : float, default=1e-6
         Keeps EM's variances above 0: T/K times it is added to each state's sum of squares.
     random_state : int, RandomState or None, default=None
@@ -249,9 +249,10 @@ class GaussianHMM(_HMM):
         )  # Messages are products of entries: of centred steps they lose no digits.
         options: dict[str, Any] = {"covariance": self.covariance_type}
 
-        def build(priors: Any, key: Key) -> Model:
+        def build(priors: Any, key: Key, start: int) -> Model:
             floor = self.reg_covar * count / self.n_components if priors == "flat" else 0.0
-            return hmm.gaussian_hmm(steps - center, self.n_components, priors=priors, floor=floor, key=key, **options)
+            how = {"priors": priors, "floor": floor, "key": key, "start": start, **options}
+            return hmm.gaussian_hmm(steps - center, self.n_components, **how)
 
         fitted = self._fit_starts(build, {"y": steps - center}, count)
         q = fitted.result.q
@@ -296,7 +297,9 @@ class PoissonHMM(_HMM):
         return tags
 
     def _fit_steps(self, steps: np.ndarray, count: int) -> tuple[FittedModel, Product]:
-        build = lambda priors, key: hmm.poisson_hmm(steps, self.n_components, priors=priors, key=key)
+        build = lambda priors, key, start: hmm.poisson_hmm(
+            steps, self.n_components, priors=priors, key=key, start=start
+        )
         fitted = self._fit_starts(build, {"y": steps}, count)
         return fitted, fitted.result.q
 
@@ -370,7 +373,9 @@ class CategoricalHMM(_HMM):
 
     def _fit_steps(self, steps: np.ndarray, count: int) -> tuple[FittedModel, Product]:
         options: dict[str, Any] = {"categories": self.n_categories}
-        build = lambda priors, key: hmm.categorical_hmm(steps, self.n_components, priors=priors, key=key, **options)
+        build = lambda priors, key, start: hmm.categorical_hmm(
+            steps, self.n_components, priors=priors, key=key, **options
+        )
         fitted = self._fit_starts(build, {"y": steps}, count)
         return fitted, fitted.result.q
 

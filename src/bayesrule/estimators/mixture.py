@@ -49,7 +49,8 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         A fit ends when what is still to gain, estimated from how the steps shrink, is less than this many nats for each
         row.
     n_init : int, default=1
-        The number of starts (k-means clusterings), of which the best is taken.
+        The number of starts, of which the best is taken: first the best of three k-means clusterings, then rougher
+        ones, which differ more from each other.
     reg_covar : float, default=1e-6
         Keeps EM's variances above 0: N/K times it is added to each component's sum of squares.
     batch_size : int or None, default=None
@@ -200,8 +201,10 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         return -2 * self.score(X) * len(X) + 2 * self._n_parameters()
 
 
-def _build_model(rows: np.ndarray, count: int, covariance: Any, penalty: float, priors: Any, key: Key) -> Model:
+def _build_model(
+    rows: np.ndarray, count: int, covariance: Any, penalty: float, priors: Any, key: Key, start: int
+) -> Model:
     floor = penalty / count if priors == "flat" else 0.0
     if priors == "default":
         priors = usual_priors(rows, count, covariance)
-    return gaussian_mixture(rows, count, covariance=covariance, priors=priors, floor=floor, key=key)
+    return gaussian_mixture(rows, count, covariance=covariance, priors=priors, floor=floor, key=key, start=start)

@@ -98,7 +98,7 @@ class LinearGaussianStateSpace(SequenceModel):
         self.scale_ = np.where(deviation > 0, deviation, 1.0)
         steps = (series.steps - self.mean_) / self.scale_
 
-        def build(priors: Any, key: Key) -> Model:
+        def build(priors: Any, key: Key, start: int) -> Model:
             return linear_gaussian(steps, self.n_states, priors=priors, lengths=True, key=key)
 
         data = {"y": steps, "lengths": series.lengths}

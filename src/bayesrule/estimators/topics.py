@@ -119,7 +119,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         options: dict[str, Any] = {"accept_sparse": "csr", "dtype": np.float64, "ensure_non_negative": True}
         return validate_data(self, X, reset=reset, **options)
 
-    def _model(self, word_prior: Any, _: str = "default", key: Key | None = None) -> Model:
+    def _model(self, word_prior: Any, _: str = "default", key: Key | None = None, start: int = 0) -> Model:
         """The model; `word_prior` is η, or the posterior so far. The kind of priors is not used: EM is not offered."""
         check_positive_ints(self, "n_components")
         for name in ("doc_topic_prior", "topic_word_prior"):

@@ -114,6 +114,7 @@ def gaussian_hmm(
     priors: Priors = "flat",
     floor: float = 0.0,
     key: Key | None = None,
+    start: int = 0,
 ) -> Model:
     r"""$y_t \mid z_t = k ∼ N(m_k, Λ_k^{−1})$, with full or diagonal precisions Λ_k in the block "states".
 
@@ -130,6 +131,7 @@ def gaussian_hmm(
         priors: "flat", "default", or a dict of members for some blocks.
         floor: as for `gaussian_mixture`.
         key: a random key, for k-means.
+        start: as for `gaussian_mixture`.
 
     >>> import bayesrule as blr, jax
     >>> steps = jax.random.normal(jax.random.key(0), (200, 2)).at[100:].add(4.0)
@@ -139,12 +141,12 @@ def gaussian_hmm(
     [0, 4]
     """
     rows = sequences(y)
-    assignments = assign_to_clusters(rows, states, covariance, key)
+    assignments = assign_to_clusters(rows, states, covariance, key, start)
     components, flat, default = gaussian_components(rows, assignments, covariance, "states")
     return _with_priors(components, assignments, flat, priors, default, variance_floor("states", floor))
 
 
-def poisson_hmm(y: Any, states: int, *, priors: Priors = "flat", key: Key | None = None) -> Model:
+def poisson_hmm(y: Any, states: int, *, priors: Priors = "flat", key: Key | None = None, start: int = 0) -> Model:
     """Counts y_t | z_t = k ∼ Poisson(rate_k), entry by entry; rates (K, D) in the block "states".
 
     Arguments as for `gaussian_hmm`. The default prior of a rate is a gamma of shape 1 with the mean of all counts.
@@ -160,7 +162,7 @@ def poisson_hmm(y: Any, states: int, *, priors: Priors = "flat", key: Key | None
         raise ValueError("All counts are 0, so that no state differs from another: there is nothing to fit.")
     # The variance of a Poisson count's square root does not grow with its rate, so k-means is not ruled by large
     # counts.
-    assignments = k_means(jnp.sqrt(rows), states, key)
+    assignments = k_means(jnp.sqrt(rows), states, key, start)
     weight, mean, _ = (jnp.asarray(x, float) for x in cluster_moments(rows, assignments, False))
     flat = Gamma(1 + weight[:, None] * mean, weight[:, None])
     default = Gamma(jnp.ones(()), 1 / jnp.maximum(pooled_moments(rows)[0], 1e-6))

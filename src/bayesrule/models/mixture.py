@@ -28,6 +28,7 @@ def gaussian_mixture(
     priors: Priors = "flat",
     floor: float = 0.0,
     key: Key | None = None,
+    start: int = 0,
 ) -> Model:
     r"""$p(y_n) = \sum_kπ_kN(y_n \mid m_k, Λ_k^{-1})$ with full or diagonal precisions, the assignments summed out.
 
@@ -41,6 +42,7 @@ def gaussian_mixture(
         priors: "flat", "default", or a dict of members for the blocks "weights" and "components".
         floor: is added to the sum of squares of which EM's variances are the mean, so that none becomes 0.
         key: a random key, for k-means.
+        start: 0 for a start at k-means clusters; 1, 2, … for rougher ones, which differ more from key to key.
 
     >>> import bayesrule as blr, jax
     >>> y = jax.random.normal(jax.random.key(0), (200, 2)).at[100:].add(5.0)
@@ -54,7 +56,7 @@ def gaussian_mixture(
     if bool(jnp.any(jnp.isinf(rows))):
         raise ValueError("y has infinite entries: a missing row is NaN.")
     rows = rows[None]
-    assignments = assign_to_clusters(rows, components, covariance, key)
+    assignments = assign_to_clusters(rows, components, covariance, key, start)
     factor, flat, default = gaussian_components(rows, assignments, covariance, "components")
     counts = assignments.one_hot.sum((0, 1)) + 1 / components
     blocks = {"weights": Dirichlet(1 + jnp.asarray(counts, float)), "components": flat}

@@ -45,15 +45,19 @@ class Assignments(NamedTuple):
     transitions: Float[ndarray, "K K"]
 
 
-def k_means(rows: Any, states: int, key: Key | None) -> Assignments:
+def k_means(rows: Any, states: int, key: Key | None, start: int = 0) -> Assignments:
     """Cluster the steps by k-means, after scaling every column to unit variance.
 
     Args:
         rows: (N, T, D); NaN is missing. The missing entries of a step are set to their column's mean.
         states: the number of clusters.
         key: a random key; the same key gives the same clusters.
+        start: the number of a start among several. 0 is the best of three clusterings by k-means, which is nearly the
+            same for every key. The others have to differ, and are in turn the steps nearest to each of the seeds of
+            k-means++, one clustering by k-means from random seeds, and the steps nearest to each of random seeds.
     """
-    from sklearn.cluster import KMeans
+    from sklearn.cluster import KMeans, kmeans_plusplus
+    from sklearn.metrics import pairwise_distances_argmin
 
     rows = np.asarray(rows, float)
     present = ~np.isnan(rows).all(-1)
@@ -67,10 +71,19 @@ def k_means(rows: Any, states: int, key: Key | None) -> Assignments:
     steps = (steps - steps.mean(axis=0)) / np.where(std > 0, std, 1.0)
     random = numpy_random(key)
     subset = steps if len(steps) <= _KMEANS_ROWS else random.choice(steps, _KMEANS_ROWS, replace=False)
-    means = KMeans(min(states, len(np.unique(subset, axis=0))), random_state=int(random.integers(2**31)))
-    means.set_params(n_init=3)
+    distinct = np.unique(subset, axis=0)
+    count, seed = min(states, len(distinct)), int(random.integers(2**31))
+    if start == 0:
+        centers = KMeans(count, random_state=seed).set_params(n_init=3).fit(subset).cluster_centers_
+    elif start % 3 == 1:
+        centers = kmeans_plusplus(subset, count, random_state=seed)[0]
+    else:
+        centers = random.permutation(distinct)[:count]
+        if start % 3 == 2:
+            centers = KMeans(count).set_params(init=centers, n_init=1).fit(subset).cluster_centers_
+    labels = pairwise_distances_argmin(steps, centers)
     one_hot = np.zeros((*present.shape, states))
-    one_hot[present] = np.eye(states)[means.fit(subset).predict(steps)]
+    one_hot[present] = np.eye(states)[labels]
     return Assignments(one_hot, *_chain_counts(one_hot))
 
 
@@ -137,11 +150,11 @@ def random_categories(
     return Assignments(np.zeros((*rows.shape, states)), initial, transitions), perturbed / states
 
 
-def assign_to_clusters(rows: Any, count: int, covariance: str, key: Key | None) -> Assignments:
+def assign_to_clusters(rows: Any, count: int, covariance: str, key: Key | None, start: int = 0) -> Assignments:
     """Clusters of rows (N, T, D) for Gaussian components with full or diagonal covariances."""
     if covariance not in ("full", "diag"):
         raise ValueError(f'covariance= is "full" or "diag", got {covariance!r}.')
-    return k_means(rows, count, key)
+    return k_means(rows, count, key, start)
 
 
 def gaussian_components(
