@@ -172,27 +172,23 @@ def _stands_still(trace: dict[str, np.ndarray]) -> bool:
 
 
 def _ill_conditioned(condition: float, eps: float) -> str:
-    single = eps > 1e-10
     size = f"condition number {condition:.0e}" if np.isfinite(condition) else "an infinite condition number"
-    kind = f"float{32 if single else 64} (eps {eps:.0e})"
-    advice = (
-        "run in float64 with jax.config.update('jax_enable_x64', True) before the first array is made"
-        if single
-        else "remove columns that are nearly combinations of others, or give the parameters a stronger prior"
-    )
-    return f"The posterior's precision, scaled to unit diagonal, has {size}, which {kind} cannot resolve: {advice}."
+    otherwise = "remove columns that are nearly combinations of others, or give the parameters a stronger prior"
+    return _unresolved(f"The posterior's precision, scaled to unit diagonal, has {size}", eps, otherwise)
 
 
 def _cancelled(ratio: float, eps: float) -> str:
-    single = eps > 1e-10
     size = f"{ratio:.0e} times as large" if np.isfinite(ratio) else "larger without limit"
+    otherwise = "give the outputs a prior that is less wide, or the observations more noise"
+    return _unresolved(f"The outputs' variances are differences of numbers {size}", eps, otherwise)
+
+
+def _unresolved(what: str, eps: float, otherwise: str) -> str:
+    """That the arithmetic cannot resolve something, and what to do: use float64, or, if it is that, something else."""
+    single = eps > 1e-10
     kind = f"float{32 if single else 64} (eps {eps:.0e})"
-    advice = (
-        "run in float64 with jax.config.update('jax_enable_x64', True) before the first array is made"
-        if single
-        else "give the outputs a prior that is less wide, or the observations more noise"
-    )
-    return f"The outputs' variances are differences of numbers {size}, which {kind} cannot resolve: {advice}."
+    float64 = "run in float64 with jax.config.update('jax_enable_x64', True) before the first array is made"
+    return f"{what}, which {kind} cannot resolve: {float64 if single else otherwise}."
 
 
 def _noisy(trace: dict[str, np.ndarray], tolerance: float) -> str:
