@@ -132,6 +132,20 @@ def test_ridge_finds_any_noise(noise):
     assert np.sqrt(ours.noise_) == pytest.approx(noise, rel=0.2)
 
 
+def test_ridge_with_more_columns_than_rows():
+    """Columns that explain y without noise: the mean is the interpolation of least norm, and widths are finite."""
+    rng = np.random.default_rng(0)
+    X, new = rng.normal(size=(15, 40)), rng.normal(size=(5, 40))
+    y = X @ rng.normal(size=40)
+    model = RidgeRegression(fit_intercept=False).fit(np.repeat(X, 2, axis=0), np.repeat(y, 2))
+    scaled, (mean, std) = X / model.x_scale_, model.predict(new, return_std=True)
+    np.testing.assert_allclose(mean, new / model.x_scale_ @ np.linalg.lstsq(scaled, y, rcond=None)[0], atol=1e-6)
+    prior = 1 / model.prior_precision_
+    kept = new / model.x_scale_ @ (np.eye(40) - np.linalg.pinv(scaled) @ scaled)  # what no row says anything about
+    np.testing.assert_allclose(std**2, prior * np.sum(kept**2, axis=1), rtol=1e-3)
+    assert np.isfinite(model.log_evidence_)
+
+
 def test_ridge_agrees_with_scikit_learns():
     X, y = standardized(load_diabetes)
     ours, theirs = RidgeRegression().fit(X, y), BayesianRidge(tol=1e-10, max_iter=2000).fit(X, y)

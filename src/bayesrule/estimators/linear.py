@@ -190,16 +190,16 @@ class _LinearModel(Estimator):
         is_full, zero = family is Gaussian, np.zeros(X.shape[1])
         is_known = is_full or family in (DiagonalGaussian, FixedGaussian)
         center = mean if self.fit_intercept and (is_full or (learnt and is_known)) else zero
-        self.x_scale_ = scale if learnt and is_known else zero + 1
-        self.x_mean_, self._center = (zero, center) if is_full else (center, zero)
+        self.x_scale_ = self._fit_scale = scale if learnt and is_known else zero + 1
+        self.x_mean_, self._fit_center = (zero, center) if is_full else (center, zero)
         return (X - center) / self.x_scale_
 
     def _in_users_units(self, q: Any) -> Any:
-        """The posterior for columns as they are (less `x_mean_`), from q for the columns of `_standardize`."""
+        """The posterior for columns as they are (less `x_mean_`), from q for the columns of the current fit."""
         q = regression.without_padding(q, self.n_features_in_)
-        if np.any(self.x_scale_ != 1):
-            q = regression.in_units_of_columns(q, self.x_scale_)
-        return to_numpy(regression.with_origin_at_zero(q, self._center) if np.any(self._center) else q)
+        if np.any(self._fit_scale != 1):
+            q = regression.in_units_of_columns(q, self._fit_scale)
+        return to_numpy(regression.with_origin_at_zero(q, self._fit_center) if np.any(self._fit_center) else q)
 
     def _inputs(self, X: Any) -> np.ndarray:
         """New rows as the posterior takes them."""
@@ -226,7 +226,7 @@ class _LinearModel(Estimator):
         self.n_iter_ = result.steps
         self.coef_ = np.asarray(self.posterior_.mean["w"]).T
         intercept = np.asarray(self.posterior_.mean.get("b", np.zeros(self.coef_.shape[:-1])))
-        self.intercept_ = np.asarray(intercept - self.coef_ @ self.x_mean_)
+        self.intercept_ = np.asarray(intercept - self.coef_ @ getattr(self, "x_mean_", np.zeros(self.n_features_in_)))
 
     def with_posterior(self, q: Family) -> Self:
         """A copy that predicts from another posterior, such as that of a fit which is still running."""
@@ -236,9 +236,8 @@ class _LinearModel(Estimator):
 
     def _update(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
         """Condition on more rows: the posterior so far is the prior for them, in its own units."""
-        X = X - self.x_mean_
-        self._center, units = np.zeros(X.shape[1]), self.x_scale_
-        self.x_scale_ = np.ones(X.shape[1])
+        X = X - getattr(self, "x_mean_", 0.0)
+        self._fit_center, self._fit_scale = np.zeros(X.shape[1]), np.ones(X.shape[1])
         prior = jax.tree.map(jnp.asarray, self.posterior_)
         objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
         objective = dataclasses.replace(objective, regularizer=as_regularizer(None, prior))
@@ -247,7 +246,6 @@ class _LinearModel(Estimator):
         data = _pad_data(X, y, weights, X.shape[1])
         result = self._fit_posterior(self._rule(outputs, X), objective, prior, data, len(X))
         self._set_attributes(result)
-        self.x_scale_ = units
         self.bound_ = None if result.bound is None or bound_before is None else bound_before + result.bound
         error = result.bound_error
         self.bound_error_ = None if error is None or error_before is None else math.hypot(error_before, error)

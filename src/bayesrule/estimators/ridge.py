@@ -24,6 +24,7 @@ from .named_recipes import linear_rule
 from .preprocessing import example_weights
 
 _LARGEST_FACTOR = 1e26  # The noise is found down to 10⁻¹³ standard deviations of y, where its arithmetic ends.
+_LARGEST_CONDITION = 1e11  # of the posterior's precision, where data leave weights to the prior
 _EXACT = ("auto", "conjugate", "newton", "laplace", "von")  # By all of these, one Newton step gives the posterior.
 
 
@@ -155,21 +156,30 @@ class RidgeRegression(RegressorMixin, Estimator):
         self.x_scale_ = self._column_scales() if given_precision is None else np.ones(features)
         units = np.concatenate([[1.0], self.x_scale_, [scale]])
         triangle = np.column_stack([np.zeros(len(self.triangle_)), self.triangle_]) / units  # intercept, x, y
-        hyper: dict[str, Any] = {
+        hyper: Any = {
             "w": 1.0 if given_precision is None else given_precision * scale**2,
             "noise": 1.0 if given_noise is None else scale**2 / given_noise,
         }
         held = ("w",) * (given_precision is not None) + ("noise",) * (given_noise is not None)
+        parts = ridge.decompose(triangle[:, 1:-1], triangle[:, -1])
         if len(held) < 2:
-            rows = ridge.spectrum(triangle[:, 1:-1], triangle[:, -1], self.n_samples_seen_ - bool(self.fit_intercept))
+            rows = parts.spectrum(self.n_samples_seen_ - bool(self.fit_intercept))
             score = lambda log_hyper: ridge.log_evidence(log_hyper, rows)
             hyper = maximize(score, hyper, within=_LARGEST_FACTOR, held=held, relative_gain=1e-15).hyper
+        largest = float(np.max(parts.values, initial=0.0)) ** 2
+        if given_noise is None and not parts.is_full_rank and largest > 0:
+            # Where the columns do not determine all weights, they may explain y without any noise, and the evidence
+            # rises or stays the same as the noise goes to 0. It stays so large that the prior is not lost in rounding.
+            hyper["noise"] = min(float(hyper["noise"]), _LARGEST_CONDITION * float(hyper["w"]) / largest)
         if self.fit_intercept:  # Around the means the intercept is independent of the weights: a row of its own.
             triangle = np.vstack([np.eye(1, features + 2) * math.sqrt(self.n_samples_seen_), triangle])
         rows, padded_features = bucket(len(triangle)), column_bucket(features)
         examples = pad(triangle[:, :-1], rows, padded_features + 1), pad(triangle[:, -1], rows)
         noise_precision = float(hyper["noise"])
-        start = regression.zeros(padded_features, intercept=self.fit_intercept)
+        # One step from anywhere gives the posterior. From its mean, rounding errors of an ill-conditioned precision do
+        # not enter the mean.
+        mean = jnp.asarray(pad(parts.weights(float(hyper["w"]) / noise_precision), padded_features))
+        start = {**regression.zeros(padded_features, intercept=self.fit_intercept), "w": mean}
         objective = ridge.ridge(rows, self._prior({"w": jnp.asarray(hyper["w"], float)}))
         result = self._run(newton(), objective, start, Weighted(examples, jnp.full(rows, noise_precision)), steps=1)
         self.prior_precision_, self.noise_ = float(hyper["w"]) / scale**2, scale**2 / noise_precision

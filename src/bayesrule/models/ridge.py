@@ -104,14 +104,44 @@ class Spectrum(NamedTuple):
     size: float
 
 
-def spectrum(x: Float[np.ndarray, "R D"], y: Float[np.ndarray, " R"], size: float) -> Spectrum:
-    """The `Spectrum` of rows, or of the rows of R that they were reduced to."""
-    left, values, _ = np.linalg.svd(x, full_matrices=False)
+class Decomposition(NamedTuple):
+    """Features as UsVᵀ, and y along U: s, Uᵀy, Vᵀ, and the sum of squares of what is left of y."""
+
+    values: Float[np.ndarray, " K"]
+    along: Float[np.ndarray, " K"]
+    right: Float[np.ndarray, "K D"]
+    rest: float
+
+    @property
+    def is_full_rank(self) -> bool:
+        """Whether the features determine every weight."""
+        return int(np.sum(self.values > 0)) == self.right.shape[1]
+
+    def spectrum(self, size: float) -> Spectrum:
+        """The `Spectrum` for so many rows."""
+        count = column_bucket(max(1, len(self.values)))
+        return Spectrum(pad(self.values**2, count), pad(self.along**2, count), self.rest, float(size))
+
+    def weights(self, ratio: float) -> Float[np.ndarray, " D"]:
+        """The posterior mean of the weights for α/β = ratio, to rounding, however small the ratio is."""
+        shrunk = np.divide(
+            self.values * self.along, self.values**2 + ratio, out=np.zeros_like(self.values), where=self.values > 0
+        )
+        return shrunk @ self.right
+
+
+def decompose(x: Float[np.ndarray, "R D"], y: Float[np.ndarray, " R"]) -> Decomposition:
+    """Decompose rows, or the rows of R that they were reduced to. Singular values at the level of rounding are 0.
+
+    >>> parts = decompose(np.array([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]]), np.array([3.0, 8.0, 1.0]))
+    >>> parts.rest, parts.is_full_rank, parts.weights(0.0).round(6).tolist()
+    (1.0, True, [1.0, 2.0])
+    """
+    left, values, right = np.linalg.svd(x, full_matrices=False)
     values = np.where(values > max(x.shape) * np.finfo(float).eps * values.max(initial=0.0), values, 0.0)
     along = left.T @ y
     rest = y - left @ along
-    count = column_bucket(max(1, len(values)))
-    return Spectrum(pad(values**2, count), pad(along**2, count), float(rest @ rest), float(size))
+    return Decomposition(values, along, right, float(rest @ rest))
 
 
 @jax.jit
