@@ -123,6 +123,8 @@ def test_ridge_finds_any_noise(noise):
     X = X - X.mean(axis=0)
     y = 200 * (X / X.std(axis=0)) @ [1.0, -0.5, 0.2, 0.0, 0.7] + noise * rng.normal(size=200)
     ours = RidgeRegression(fit_intercept=False).fit(X, y)
+    with_zeros = RidgeRegression(fit_intercept=False).fit(np.insert(X, 2, 0.0, axis=1), y)
+    assert with_zeros.noise_ == pytest.approx(ours.noise_, rel=1e-6)
     flat = dict.fromkeys(["alpha_1", "alpha_2", "lambda_1", "lambda_2"], 0.0)  # no priors on the hyper-parameters
     theirs = make_pipeline(StandardScaler(), BayesianRidge(tol=1e-12, max_iter=10_000, fit_intercept=False, **flat))
     theirs.fit(X, y)
@@ -142,7 +144,7 @@ def test_ridge_with_more_columns_than_rows():
     np.testing.assert_allclose(mean, new / model.x_scale_ @ np.linalg.lstsq(scaled, y, rcond=None)[0], atol=1e-6)
     prior = 1 / model.prior_precision_
     kept = new / model.x_scale_ @ (np.eye(40) - np.linalg.pinv(scaled) @ scaled)  # what no row says anything about
-    np.testing.assert_allclose(std**2, prior * np.sum(kept**2, axis=1), rtol=1e-3)
+    np.testing.assert_allclose(std**2, prior * np.sum(kept**2, axis=1), rtol=1e-2)
     assert np.isfinite(model.log_evidence_)
 
 

@@ -24,7 +24,7 @@ from .named_recipes import linear_rule
 from .preprocessing import example_weights
 
 _LARGEST_FACTOR = 1e26  # The noise is found down to 10⁻¹³ standard deviations of y, where its arithmetic ends.
-_LARGEST_CONDITION = 1e11  # of the posterior's precision, where data leave weights to the prior
+_LARGEST_CONDITION = 1e13  # of the posterior's precision, where data leave a combination of weights to the prior
 _EXACT = ("auto", "conjugate", "newton", "laplace", "von")  # By all of these, one Newton step gives the posterior.
 
 

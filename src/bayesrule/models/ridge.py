@@ -114,8 +114,9 @@ class Decomposition(NamedTuple):
 
     @property
     def is_full_rank(self) -> bool:
-        """Whether the features determine every weight."""
-        return int(np.sum(self.values > 0)) == self.right.shape[1]
+        """Whether the features determine every weight, except those of columns of zeros, which have the prior."""
+        used = self.right[self.values > 0]
+        return len(used) == int(np.sum(np.any(np.abs(used) > 1e-12, axis=0)))
 
     def spectrum(self, size: float) -> Spectrum:
         """The `Spectrum` for so many rows."""
