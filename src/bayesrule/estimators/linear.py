@@ -213,11 +213,9 @@ class _LinearModel(Estimator):
             )
         name = type(self).__name__
         if result.reason == "steps" and result.watch is not None:  # Without a tolerance, taking all steps is success.
-            advice = (
-                "raise max_iter, or tol if it is close enough" if result.explanation is None else result.explanation
-            )
+            advice = result.explanation or "raise max_iter, or tol if it is close enough."
             message = f"{name} did not converge in {self.max_iter} iterations: {advice}"
-            warnings.warn(message.rstrip(".") + ".", ConvergenceWarning, stacklevel=5)
+            warnings.warn(message, ConvergenceWarning, stacklevel=5)
         elif result.reason in ("stalled", "precision lost", "points too coarse"):
             advice = result.explanation or "put a StandardScaler before the model."
             message = f"{name} ended after {result.steps} iterations ({result.reason}): {advice}"
