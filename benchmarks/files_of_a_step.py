@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 import bayesrule as blr
 from bayesrule import factors
+from bayesrule.numerics.programs import release_programs
 
 ROOT = Path(blr.__file__).parent
 FLOORS = (
@@ -109,6 +110,7 @@ def follow(step: Callable[[], Any]) -> Followed:
     """Trace a step once; everything that it imports is loaded before."""
     step()
     jax.clear_caches()
+    release_programs()
     followed = Followed()
     sys.setprofile(followed)
     try:

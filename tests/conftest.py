@@ -11,6 +11,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import pytest
 
+from bayesrule.numerics import programs
+
 jax.config.update("jax_enable_x64", True)
 
 # These make a reference's numbers, and need what made them.
@@ -34,8 +36,11 @@ def resident_bytes():
 def release_programs():
     """Drop every compiled program: each holds about a megabyte and a dozen memory maps.
 
-    A program that another test needs again comes from the cache on disk where compiling it took long.
+    The library bounds the number of its own programs; those of the tests themselves, eager operations of many shapes
+    among them, pile up. A program that another test needs again comes from the cache on disk where compiling it took
+    long.
     """
+    programs.release_programs()
     jax.clear_caches()
     gc.collect()
     if sys.platform == "linux":

@@ -77,10 +77,10 @@ def test_a_second_fit_compiles_nothing(classifier):
     """Other rows, other seeds, another prior: the same programs."""
     # Programs that the fixture compiled may have been dropped since, where a worker has many of them.
     clone(classifier).fit(X, CLASSES).predict_proba(X)
-    compiled = [run_chunk._cache_size(), _predict._cache_size()]
+    compiled = [run_chunk.count(), _predict.count()]
     again = MLPClassifier((4,), max_iter=60, samples=8, prior_precision=2.0, random_state=1).fit(X[3:], CLASSES[3:])
     again.predict_proba(X[5:])
-    assert [run_chunk._cache_size(), _predict._cache_size()] == compiled
+    assert [run_chunk.count(), _predict.count()] == compiled
 
 
 def test_pickled_cloned_and_in_pipelines(classifier):

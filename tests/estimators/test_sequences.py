@@ -214,9 +214,9 @@ def test_series_of_many_lengths(name, fitted):
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_padding_changes_nothing_and_saves_compilation(fitted, monkeypatch):
     clone(fitted["space"]).fit(WAVES)  # The program of the fixture may have been released to save memory.
-    programs = run_chunk._cache_size()
+    programs = run_chunk.count()
     short = clone(fitted["space"]).fit(WAVES[:100])
-    assert run_chunk._cache_size() == programs
+    assert run_chunk.count() == programs
     monkeypatch.setattr("bayesrule.estimators.base_iterative.padded_rows", lambda rows: rows)
     bare = clone(fitted["space"]).fit(WAVES[:100])
     for one, other in zip(jax.tree.leaves(short.posterior_), jax.tree.leaves(bare.posterior_), strict=True):

@@ -128,9 +128,9 @@ def test_padding_changes_nothing_and_saves_compilation(name, monkeypatch):
     estimator, rows, others, module = SMALL[name]
     estimator = clone(estimator).set_params(random_state=0)
     first = clone(estimator).fit(rows)
-    programs = run_chunk._cache_size()
+    programs = run_chunk.count()
     clone(estimator).fit(others)
-    assert run_chunk._cache_size() == programs
+    assert run_chunk.count() == programs
     monkeypatch.setattr(f"bayesrule.estimators.{module}.padded_rows", lambda rows: rows)
     same(first, clone(estimator).fit(rows), rtol=1e-8, atol=1e-11)
 

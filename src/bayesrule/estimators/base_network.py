@@ -21,6 +21,7 @@ from ..fitting.result import Result
 from ..models.networks import Network
 from ..numerics.checks import is_positive_int, positive_int
 from ..numerics.padding import coarse_bucket, pad
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..objectives.batches import Weighted
 from ..objectives.objective import Objective
@@ -196,12 +197,12 @@ class NetworkEstimator(Estimator):
             return np.asarray(outputs)[:, : len(X)], next_key
 
 
-@partial(jax.jit, static_argnames="network")
+@compiled(static="network")
 def _init_params(key: Key, network: Network) -> Any:
     return network.init(key)
 
 
-@partial(jax.jit, static_argnames="apply")
+@compiled(static="apply")
 def _apply_draws(q: Family, x: Any, keys: Any, apply: Any) -> Any:
     """The outputs of the network for a draw of its weights with each key."""
     return jax.lax.map(lambda key: jax.vmap(partial(apply, q.sample(key)))(x), keys)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 from numbers import Real
 from typing import Any, ClassVar, Self
 
@@ -25,6 +24,7 @@ from ..models.component_predictive import draw_categories
 from ..models.kernels import RBF, Kernel
 from ..numerics.checks import positive_int
 from ..numerics.padding import bucket, column_bucket, pad
+from ..numerics.programs import compiled
 from ..objectives.batches import Weighted
 from ..points.base import Delta
 from ..points.quadrature import Quadrature, grid
@@ -371,7 +371,7 @@ def _bound(result: Result) -> float:
 # These are compiled once for every kind of kernel and padded number of rows.
 
 
-@jax.jit
+@compiled
 def _log_evidence(logs: Any, given: Any, inducing: Any, x: Any, y: Any, weights: Any) -> tuple[Any, Any]:
     """The log evidence (with inducing inputs its bound), and its gradient in the logarithms of the hyper-parameters.
 
@@ -387,21 +387,21 @@ def _log_evidence(logs: Any, given: Any, inducing: Any, x: Any, y: Any, weights:
     return jax.value_and_grad(value)(logs)
 
 
-_regression_model = jax.jit(gp.regression)
+_regression_model = compiled(gp.regression)
 
 
-@jax.jit
+@compiled
 def _sparse_regression_model(kernel: Kernel, inducing: Any, noise: Any) -> Model:
     return sparse_gp.sparse(kernel, inducing, factors.linear("y", {"f": None}, precision=1 / noise))
 
 
-@partial(jax.jit, static_argnames="points")
+@compiled(static="points")
 def _class_model(x: Any, inducing: Any, kernel: Kernel, points: Any) -> Model:
     likelihood = factors.bernoulli_logit("y", {"f": None}, points=points)
     return gp.process(kernel, x, likelihood) if inducing is None else sparse_gp.sparse(kernel, inducing, likelihood)
 
 
-@partial(jax.jit, static_argnames="points")
+@compiled(static="points")
 def _class_bound(
     logs: Any, rule: Rule, q: Product, x: Any, inducing: Any, data: Weighted, points: Any
 ) -> tuple[Any, Any, Any]:

@@ -34,6 +34,7 @@ from ..families.point_mass import Peak
 from ..families.product import Product
 from ..families.wishart import NormalWishart, Wishart
 from ..numerics.checks import bare
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective, not_separable
 from ..objectives.batches import Weighted
@@ -574,7 +575,7 @@ def expected_log_responsibility(view: Any, points: Points | None = None, key: Ke
     return view.average(of)
 
 
-@partial(jax.jit, static_argnames="name")
+@compiled(static="name")
 def _entries(model: Model, name: str, q: Product, batch: Rows, key: Key | None) -> Array:
     """A factor's value, for its shape: never run; jitted, so that it is traced once for all fits of the same shapes."""
     views, data = model.views(q), model.observations(name, batch)[0]

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, PyTree
 
 from ..families.point_mass import Peak
 from ..families.product import Product
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from .data import Rows, observed_data
 from .linear_factor import LinearFactor
@@ -35,7 +36,7 @@ def narrowable_blocks(model: Model, q: Product) -> frozenset[str]:
     )
 
 
-@jax.jit
+@compiled
 def better_start(
     model: Model, q: Product, start: Product, batch: PyTree, key: Key | None
 ) -> tuple[Product, Bool[Array, ""], Bool[Array, ""]]:

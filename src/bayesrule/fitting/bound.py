@@ -37,6 +37,7 @@ from ..families.gaussian.base import GaussianFamily
 from ..families.gaussian.fixed import FixedGaussian
 from ..families.latent.base import ConditionalFamily
 from ..families.product import Product
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..points.base import Points
@@ -171,7 +172,7 @@ def judging_points_of(points: Points, objective: AbstractObjective, q: Family, d
     return Judges(MonteCarlo(samples), None)
 
 
-@jax.jit  # for `eval_shape`, which then traces it once for all fits of the same shapes
+@compiled  # for `eval_shape`, which then traces it once for all fits of the same shapes
 def _outputs_at_mean(objective: AbstractObjective, q: Any, data: PyTree) -> Array:
     examples = objective.separable("linear=True")
     return examples.outputs(q.mean, examples.examples(data)[0])
@@ -180,7 +181,7 @@ def _outputs_at_mean(objective: AbstractObjective, q: Any, data: PyTree) -> Arra
 # One estimate under each key.
 
 
-@jax.jit
+@compiled
 def _measured_bounds(
     rule: Rule, objective: AbstractObjective, q: Family, data: PyTree, aux: PyTree, keys: Array
 ) -> Float[Array, "R 2"]:
@@ -189,7 +190,7 @@ def _measured_bounds(
     return jax.lax.map(bound, keys)
 
 
-@partial(jax.jit, static_argnames=("over_outputs", "chunk"))
+@compiled(static=("over_outputs", "chunk"))
 def _expectations(
     objective: AbstractObjective,
     q: Family,
@@ -344,7 +345,7 @@ def _judge_entropy(block: Any, key: Key, number: int) -> Bound:
     return _average(estimates, jax.random.fold_in(jax.random.fold_in(key, _OWN_KEY), number), most)
 
 
-@jax.jit
+@compiled
 def _entropy_differences(block: Any, judges: Judges, keys: Array) -> Float[Array, "R 2"]:
     """The entropy of a mixture at fine and at coarse points, less that at the points of the fit, under every key."""
     view = view_of(block)
@@ -354,7 +355,7 @@ def _entropy_differences(block: Any, judges: Judges, keys: Array) -> Float[Array
     return jnp.stack([fine, fine if judges.coarse is None else at(judges.coarse)], axis=1)
 
 
-@jax.jit
+@compiled
 def _model_bounds(models: tuple[Model, ...], q: Product, data: PyTree, keys: Array) -> Float[Array, "R K"]:
     """The bound of every model, under every key."""
     return jax.lax.map(lambda key: jnp.stack([model.bound(q, data, key) for model in models]), keys)

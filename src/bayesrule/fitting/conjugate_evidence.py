@@ -10,7 +10,6 @@ points. Under the delta method the slope of the bound has a further term (`evide
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from ..families.base import ExponentialFamily
+from ..numerics.programs import compiled
 from ..objectives.regularizers import Regularizer, as_regularizer
 from ..steps.step import Step
 from .maximize import maximize
@@ -25,7 +25,7 @@ from .maximize import maximize
 _WITHIN = 1e6  # how far a hyper-parameter may go in one search, as a factor
 
 
-@jax.jit
+@compiled
 def likelihood_message(regularizer: Regularizer, q: ExponentialFamily) -> PyTree:
     r"""The likelihood's message $\tildeλ = λ − λ_0$: q's natural parameter without the prior's part."""
     return jax.tree.map(jnp.subtract, q.natural(), _prior_natural(regularizer, q))
@@ -64,7 +64,7 @@ def _prior_natural(regularizer: Regularizer, q: ExponentialFamily) -> PyTree:
     return jax.tree.map(jnp.negative, q.natural_step(Step(gradient, curvature, 1.0, 1.0, 1.0)))
 
 
-@partial(jax.jit, static_argnames=("prior", "belief"))
+@compiled(static=("prior", "belief"))
 def _log_evidence(
     q: ExponentialFamily, message: PyTree, log_hyper: PyTree, prior: Any, belief: Any
 ) -> tuple[Array, PyTree]:

@@ -25,6 +25,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
 from ..families.base import Family
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.objective import as_objective
@@ -334,7 +335,7 @@ def _maximize_bound(
     return Evidence(best.hyper, result, best.converged and result.reason == "converged", best.evaluations)
 
 
-@partial(jax.jit, static_argnames="steps")
+@compiled(static="steps")
 def _bound_and_gradient(
     rule: Rule,
     build: Partial,
@@ -467,7 +468,7 @@ def _run_online(
     return Evidence(jax.tree.map(jnp.exp, online.log_hyper), result, False, int(online.count))
 
 
-@partial(jax.jit, static_argnames=("rows", "batch_size", "between", "update"), donate_argnames="carry")
+@compiled(static=("rows", "batch_size", "between", "update"), donate="carry")
 def _run_online_chunk(
     rule: Rule,
     build: Partial,

@@ -22,6 +22,7 @@ from scipy.sparse.linalg import gmres as gmres_on_host
 
 from ..families.base import ExponentialFamily
 from ..numerics.checks import bare
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..rule.rule import Rule
@@ -103,12 +104,12 @@ def distance_to_fixed_point(rule: Rule, objective: AbstractObjective, state: Sta
     return float(_length(state, jnp.asarray(rest, zero.dtype)))
 
 
-@jax.jit
+@compiled
 def _vector(state: State) -> Array:
     return as_vector(state)[0]
 
 
-@jax.jit
+@compiled
 def _pushed(
     rule: Rule, objective: AbstractObjective, state: State, data: PyTree, key: Key, tangent: Array
 ) -> tuple[Array, Array]:
@@ -119,7 +120,7 @@ def _pushed(
     return there - start, derivative
 
 
-@jax.jit
+@compiled
 def _length(state: State, rest: Array) -> Array:
     """½⟨e, Fe⟩ of q's part e of a displacement."""
     start, assemble, natural_part = as_vector(state)

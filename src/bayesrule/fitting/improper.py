@@ -19,6 +19,7 @@ from jaxtyping import Array, PyTree
 
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
+from ..numerics.programs import compiled
 from ..objectives.base import AbstractObjective
 from ..rule.state import State
 from .reason import Reason
@@ -89,13 +90,13 @@ def _loss(objective: AbstractObjective, data: PyTree, aux: PyTree, theta: PyTree
     )
 
 
-@jax.jit
+@compiled
 def _losses(objective: AbstractObjective, data: PyTree, aux: PyTree, places: PyTree) -> Array:
     """ℓ̄ at places along a leading axis."""
     return jax.lax.map(lambda theta: _loss(objective, data, aux, theta), places)
 
 
-@jax.jit
+@compiled
 def _hessian(objective: AbstractObjective, data: PyTree, aux: PyTree, mean: PyTree) -> Array:
     """∇²ℓ̄ at one place, for the parameters as one vector."""
     vector, unravel = ravel_pytree(mean)

@@ -21,6 +21,7 @@ from ..curvature.measurement import Measurement
 from ..families.gaussian.base import GaussianFamily
 from ..families.point_mass import Peak
 from ..families.product import Product
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.batches import Microbatches
@@ -231,9 +232,7 @@ def take_steps(
     )
 
 
-run_chunk = jax.jit(
-    take_steps, static_argnames=("batch_size", "diagnose", "microbatches", "fixed_steps"), donate_argnames="carry"
-)
+run_chunk = compiled(static=("batch_size", "diagnose", "microbatches", "fixed_steps"), donate="carry")(take_steps)
 """`take_steps`, compiled, with the carry's buffers donated."""
 
 

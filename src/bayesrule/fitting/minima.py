@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from ..numerics.programs import compiled
 from ..numerics.trees import ravel, unravel
 from ..objectives.base import AbstractObjective
 from ..rule.multistart import newton_step
@@ -86,7 +87,7 @@ def minima(rule: Rule, objective: AbstractObjective, state: State, data: PyTree)
     ]
 
 
-@jax.jit
+@compiled
 def _polish(
     polish: Rule,
     objective: AbstractObjective,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias, cast
 
 import jax
@@ -20,6 +19,7 @@ from ..families.base import Family
 from ..families.gaussian.base import GaussianFamily
 from ..numerics.checks import positive_int
 from ..numerics.linalg import symmetric_root
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..points.base import Points, PointSet
 
@@ -103,7 +103,7 @@ class _Plan(NamedTuple):
     variance: bool
 
 
-@partial(jax.jit, static_argnames="plan")
+@compiled(static="plan")
 def _predict(q: PyTree, x: PyTree, key: Key | None, points: Points | None, plan: _Plan) -> tuple[Array, Array | None]:
     """The mean and the variance of the linked outputs; no variance for the method "mean"."""
     if plan.method == "linearized":

@@ -15,6 +15,7 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
 from ..numerics.checks import nonnegative_int
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..objectives.objective import as_objective
 from ..rule.rule import Rule
@@ -132,4 +133,4 @@ def run(
     return Fitted(carry.state, carry.trace, carry.code)
 
 
-_take_steps = jax.jit(take_steps, static_argnames=("batch_size", "diagnose", "microbatches", "fixed_steps"))
+_take_steps = compiled(static=("batch_size", "diagnose", "microbatches", "fixed_steps"))(take_steps)

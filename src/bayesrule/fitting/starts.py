@@ -23,6 +23,7 @@ from ..families.latent.mixture import Mixture
 from ..families.point_mass import Peak
 from ..families.product import Product
 from ..families.sites.base import SitedGaussian
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from .loop import Carry, take_steps
 from .reason import Reason
@@ -206,13 +207,11 @@ def _take_steps_together(
     return Lanes(jax.vmap(one)(lanes.carries))
 
 
-run_chunk_together = jax.jit(
-    _take_steps_together, static_argnames=("batch_size", "diagnose", "microbatches"), donate_argnames="lanes"
-)
+run_chunk_together = compiled(static=("batch_size", "diagnose", "microbatches"), donate="lanes")(_take_steps_together)
 """`run_chunk` for all starts at once."""
 
 
-@jax.jit
+@compiled
 def bounds_of(rule: Any, objective: Any, states: Any, data: PyTree, key: Key) -> Array:
     """The bound of each state, which are stacked along a leading axis."""
     return jax.lax.map(lambda state: rule.bound(objective, state.q, data, key, aux=state.aux), states)

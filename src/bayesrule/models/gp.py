@@ -9,7 +9,6 @@ approximation (`Delta()`).
 from __future__ import annotations
 
 import math
-from functools import partial
 from typing import Any
 
 import jax
@@ -27,6 +26,7 @@ from ..families.sites.base import SitedGaussian
 from ..families.sites.chain import GaussianChain
 from ..families.sites.process import GaussianProcess
 from ..families.sites.state_space import StateSpace
+from ..numerics.programs import compiled
 from .kernels import Inputs, Kernel, columns
 from .sparse_gp import project_on_inducing, single_output
 
@@ -190,7 +190,7 @@ def predict(
     return _predict(block, kernel, columns(x), columns(x_new), mean, full=full)
 
 
-@partial(jax.jit, static_argnames="full")
+@compiled(static="full")
 def _predict(block: Any, kernel: Kernel, x: Array, x_new: Array, mean: Any, *, full: bool) -> tuple[Array, Array]:
     if isinstance(block, GaussianChain):
         return _predict_along_chain(block, kernel, x[:, 0], x_new[:, 0], mean)

@@ -17,7 +17,6 @@ of every step under every state, (T, K) or (N, T, K).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -38,6 +37,7 @@ from ..families.gamma import Gamma
 from ..families.product import Product
 from ..numerics import hmm as markov
 from ..numerics.checks import positive_int
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from .sequences import sequences
 from .starts.clusters import (
@@ -264,7 +264,7 @@ def hidden(model: Model, q: Product, y: Any) -> Hidden:
     return _hidden(*model.for_data(data), q, name)
 
 
-@partial(jax.jit, static_argnames="name")
+@compiled(static="name")
 def _hidden(model: Model, data: dict[str, Any], q: Product, name: str) -> Hidden:
     factor: Any = model.factors[name]
     views = model.views(q)

@@ -14,7 +14,6 @@ diagnostics, which is another: for 10,000 steps of four states it takes 3.2 time
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -30,6 +29,7 @@ from ..families.sites.kalman import FilteredSegments, OutputSites, Smoothed
 from ..families.sites.state_space import StateSpace
 from ..numerics.checks import positive_int
 from ..numerics.linalg import root
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..numerics.trees import floating
 
@@ -181,7 +181,7 @@ def simulate(
     return jnp.moveaxis(states, 0, len(shape)), y if system.outputs else y[..., 0]
 
 
-@partial(jax.jit, static_argnums=3)
+@compiled(static="parallel")
 def _filter(system: StateSpace, y: Array, noise: Array, parallel: bool | None) -> Filtered:
     infinite, y = _split_infinite(y)
     _, chain = _chain(system, y, noise, parallel, with_following=False)
@@ -192,7 +192,7 @@ def _filter(system: StateSpace, y: Array, noise: Array, parallel: bool | None) -
     return Filtered(mean, filtered.covariance, log_likelihood)
 
 
-@partial(jax.jit, static_argnums=(3, 4))
+@compiled(static=("pairs", "parallel"))
 def _smooth(system: StateSpace, y: Array, noise: Array, pairs: bool, parallel: bool | None) -> Smoothed:
     infinite, y = _split_infinite(y)
     system, chain = _chain(system, y, noise, parallel)

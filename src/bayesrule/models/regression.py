@@ -18,6 +18,7 @@ from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
 from ..families.gaussian.precision import SharedFeatures
 from ..numerics.padding import map_chunks, pad, power_of_two
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..numerics.trees import ravel, same_shape
 from ..objectives.objective import Objective
@@ -136,7 +137,7 @@ def zeros(features: int, outputs: int | None = None, *, intercept: bool = True) 
 # Predictions, averaged over a Gaussian posterior.
 
 
-@jax.jit
+@compiled
 def outputs(q: GaussianFamily, x: Float[Array, "N D"]) -> tuple[Array, Array]:
     """The mean of every row's f under q, and its variance, or covariance where f has several entries."""
     center = jax.vmap(partial(scores, q.mean))(x)
@@ -148,7 +149,7 @@ def outputs(q: GaussianFamily, x: Float[Array, "N D"]) -> tuple[Array, Array]:
     return center, covariance if center.ndim == 2 else covariance[:, 0, 0]
 
 
-@partial(jax.jit, static_argnames="kind")
+@compiled(static="kind")
 def predictive(q: GaussianFamily, x: Float[Array, "N D"], kind: str) -> tuple[Array, Array]:
     """The predictive mean of y (for classes: every class's probability) and variance, averaged over f under q.
 
@@ -167,7 +168,7 @@ def predictive(q: GaussianFamily, x: Float[Array, "N D"], kind: str) -> tuple[Ar
     return mean, mean * (1 - mean)
 
 
-@partial(jax.jit, static_argnames="kind")
+@compiled(static="kind")
 def log_predictive(q: GaussianFamily, x: Float[Array, "N D"], y: Float[Array, " N"], kind: str) -> Float[Array, " N"]:
     """log E_q p(y | f) for every row of a model with one score, by quadrature."""
     center, variance = outputs(q, x)

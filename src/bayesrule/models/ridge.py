@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from ..numerics.padding import column_bucket, pad
+from ..numerics.programs import compiled
 from ..objectives.objective import Objective
 
 _CHUNK = 1 << 16  # rows that are reduced at a time
@@ -145,7 +146,7 @@ def decompose(x: Float[np.ndarray, "R D"], y: Float[np.ndarray, " R"]) -> Decomp
     return Decomposition(values, along, right, float(rest @ rest))
 
 
-@jax.jit
+@compiled
 def log_evidence(log_hyper: PyTree, rows: Spectrum) -> tuple[Array, PyTree]:
     r"""The log evidence as a function of log α ("w") and log β ("noise"), and its gradient.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -24,6 +23,7 @@ from ..factor_graph.linear_factor import LinearFactor
 from ..factor_graph.model import Model
 from ..families.gaussian.full import Gaussian
 from ..numerics.linalg import with_jitter
+from ..numerics.programs import compiled
 from ..numerics.random import Key
 from .kernels import Inputs, Kernel, columns
 
@@ -203,7 +203,7 @@ def inducing_points(kernel: Kernel, x: Inputs, count: int) -> Float[Array, "M D"
     return x[_pivots(kernel, x, count)]
 
 
-@partial(jax.jit, static_argnames="count")
+@compiled(static="count")
 def _pivots(kernel: Kernel, x: Array, count: int) -> Array:
     def choose(place: Array, carry: tuple) -> tuple:
         remaining, rows, chosen = carry

@@ -19,7 +19,6 @@ Neither π nor the rows of A need to add up to 1, and either may have zeros (−
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from .programs import compiled
 from .random import Key
 
 
@@ -45,7 +45,7 @@ class Smoothed(NamedTuple):
     pairs: Float[Array, "..."]
 
 
-@jax.jit
+@compiled
 def smooth(log_initial: Array, log_transitions: Array, log_likelihoods: Array, lengths: Any = None) -> Smoothed:
     r"""Forward–backward: $\log Z$, $q(z_t = k)$ and $\sum_t q(z_t = i, z_{t+1} = j)$, for $q(z) ∝ p(z) e^{ℓ(z)}$.
 
@@ -94,7 +94,7 @@ class Filtered(NamedTuple):
     log_probabilities: Float[Array, "... T K"]
 
 
-@jax.jit
+@compiled
 def filter_forward(log_initial: Array, log_transitions: Array, log_likelihoods: Array, lengths: Any = None) -> Filtered:
     r"""The forward algorithm, in logarithms: $\log p(z_t = k \mid y_{1:t})$, where $ℓ_t(k) = \log p(y_t \mid z_t = k)$.
 
@@ -114,7 +114,7 @@ class Path(NamedTuple):
     log_probability: Float[Array, "..."]
 
 
-@jax.jit
+@compiled
 def best_path(log_initial: Array, log_transitions: Array, log_likelihoods: Array, lengths: Any = None) -> Path:
     r"""Viterbi's algorithm: $\arg\max_z \log p(z) + ℓ(z)$, and that maximum.
 
@@ -127,7 +127,7 @@ def best_path(log_initial: Array, log_transitions: Array, log_likelihoods: Array
     return _unflatten_batch(over_sequences(_viterbi)(*arguments), log_likelihoods)
 
 
-@partial(jax.jit, static_argnames="shape")
+@compiled(static="shape")
 def sample_paths(
     key: Key,
     log_initial: Array,

@@ -10,9 +10,10 @@ import numpy as np
 from scipy.special import gammaln, pdtrik
 
 from .. import metrics
+from ..numerics.programs import compiled
 
 
-@jax.jit
+@compiled
 def _class_metrics(probabilities: Any, labels: Any) -> dict[str, Any]:
     return {
         "nll": metrics.nll(probabilities, labels),

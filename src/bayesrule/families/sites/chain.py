@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, ClassVar
 
 import equinox as eqx
@@ -12,6 +11,7 @@ from jax.scipy.linalg import cho_solve
 from jaxtyping import Array, Float
 
 from ...numerics.linalg import matmul, matvec, root, symmetric, with_jitter
+from ...numerics.programs import compiled
 from ...numerics.random import Key
 from ...steps.step import Step
 from . import kalman
@@ -113,7 +113,7 @@ class GaussianChain(SitedGaussian):
         return _sample(self.system, self.filtered(), key, shape)
 
 
-# These functions are jitted, so that they are fast also where the caller is not.
+# These functions are compiled, so that they are fast also where the caller is not.
 
 
 def _filter_chain(
@@ -129,7 +129,7 @@ def _filter_chain(
     return system, kalman.filter_segments(system, sites, parallel, with_following)
 
 
-@partial(jax.jit, static_argnums=2)
+@compiled(static="parallel")
 def _solve(system: StateSpace, natural: Sites, parallel: bool | None) -> Solution:
     count = natural[0].shape[0]
     decorrelated, chain = _filter_chain(system, natural, parallel)
@@ -144,23 +144,23 @@ def _solve(system: StateSpace, natural: Sites, parallel: bool | None) -> Solutio
     return Solution(log_det, mean, variance, (states.mean, states.covariance))
 
 
-@partial(jax.jit, static_argnums=2)
+@compiled(static="parallel")
 def _log_partition(system: StateSpace, natural: Sites, parallel: bool | None) -> Array:
     return kalman.log_partition(_filter_chain(system, natural, parallel, False)[1])
 
 
-@partial(jax.jit, static_argnums=2)
+@compiled(static="parallel")
 def _pairs(system: StateSpace, natural: Sites, parallel: bool | None) -> Array | None:
     decorrelated, chain = _filter_chain(system, natural, parallel)
     return kalman.smooth_states(decorrelated, chain, natural[0].shape[0], with_pairs=True).pairs
 
 
-@partial(jax.jit, static_argnums=2)
+@compiled(static="parallel")
 def _filter(system: StateSpace, natural: Sites, parallel: bool | None) -> FilteredStates:
     return kalman.filter_states(_filter_chain(system, natural, parallel, False)[1], natural[0].shape[0])
 
 
-@partial(jax.jit, static_argnums=3)
+@compiled(static="shape")
 def _sample(system: StateSpace, filtered: FilteredStates, key: Key, shape: tuple[int, ...]) -> Float[Array, "... T D"]:
     mean, cov = filtered.mean, filtered.covariance
     predicted_mean, predicted_cov = kalman.predict_states(system, mean, cov)

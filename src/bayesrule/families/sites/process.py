@@ -12,6 +12,7 @@ from jax.lax import linalg
 from jaxtyping import Array, Float
 
 from ...numerics.linalg import with_jitter
+from ...numerics.programs import compiled
 from ...numerics.random import Key
 from ...numerics.trees import floating
 from ...steps.step import Step
@@ -134,7 +135,7 @@ def _solve(prior: Matrix, center: Vector, first: Vector, curve: Vector) -> tuple
     return log_det, mean, jnp.diagonal(prior) - jnp.sign(curve) @ gains**2, gains
 
 
-@jax.jit
+@compiled
 def _condition(prior: Array, mean: Array, first: Vector, curve: Vector) -> tuple[Array, Array, Array]:
     """Condition the prior on all sites, block by block: returns log|I + Kκ|, the posterior mean, and the gains G.
 

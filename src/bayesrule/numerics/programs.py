@@ -1,0 +1,146 @@
+"""Compiled programs of the library itself: quick to compile where they are small, and bounded in number.
+
+`compiled` is `jax.jit` for the library's own functions, with two differences.
+
+A **small** program, one of few numbers, spends more time in the compiler than it will ever run. So where it runs on a
+CPU, XLA and LLVM optimise it less: that halves the time to compile and hardly changes the time to run, because what
+takes time in it are calls of matrix routines.
+
+A process that fits many models of different shapes compiles many programs, and JAX keeps each as long as its function.
+Every program holds memory and memory maps, of which Linux allows a process 65,530, and a compiler that gets no more of
+them ends the process. So all functions of the library together keep the `CAPACITY` programs that were used last. The
+programs of the user's own jitted functions are not touched.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from functools import partial, update_wrapper
+from typing import Any, Generic, ParamSpec, TypeVar, overload
+
+import jax
+import numpy as np
+from jax.core import trace_ctx
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+CAPACITY = 256
+"""How many programs the library keeps. Each has about ten memory maps and a megabyte."""
+
+SMALL = 2**17
+"""Programs whose arguments have fewer numbers than this in all are compiled quickly."""
+
+_QUICKLY = {
+    "xla_backend_optimization_level": 1,
+    "xla_llvm_disable_expensive_passes": True,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+
+_programs: OrderedDict[Hashable, Any] = OrderedDict()  # The jitted function of each signature, the oldest use first.
+_lock = threading.Lock()  # Threads of a parallel search may fit at the same time.
+
+
+class Compiled(Generic[P, T]):
+    """A function of arrays that is compiled for each signature, as `jax.jit` does it; see `compiled`."""
+
+    def __init__(self, function: Callable[P, T], static: tuple[str, ...], donate: tuple[str, ...]):
+        self.function, self.static, self.donate = function, static, donate
+        self._names = list(inspect.signature(function).parameters)
+        # Inside another program the function is a part of that one, which has its own options.
+        self._nested: Any = jax.jit(function, static_argnames=static)
+        update_wrapper(self, function)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        if not trace_ctx.is_top_level():
+            return self._nested(*args, **kwargs)
+        return self._program(args, kwargs)(*args, **kwargs)
+
+    def _program(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The jitted function for the signature of these arguments, which is now the one that was used last."""
+        arguments = dict(zip(self._names, args, strict=False)) | kwargs
+        static = tuple((name, arguments.pop(name)) for name in self.static if name in arguments)
+        leaves, structure = jax.tree.flatten(arguments)
+        key = (self, len(args), static, structure, tuple(map(_kind_of, leaves)))
+        with _lock:
+            program = _programs.get(key)
+            if program is None:
+                is_small = sum(map(np.size, leaves)) < SMALL
+                # A function object of its own, because JAX keeps programs by the function that they are compiled from.
+                program = _programs[key] = jax.jit(
+                    partial(self.function),
+                    static_argnames=self.static,
+                    donate_argnames=self.donate,
+                    compiler_options=_quick_options() if is_small else None,
+                )
+                while len(_programs) > CAPACITY:
+                    _programs.popitem(last=False)
+            _programs.move_to_end(key)
+        return program
+
+    def eval_shape(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The shapes and types of what the function returns, without compiling it."""
+        return self._nested.eval_shape(*args, **kwargs)
+
+    def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
+        """The program for these arguments before it is compiled, as `jax.jit` gives it."""
+        return self._program(args, kwargs).lower(*args, **kwargs)
+
+    def count(self) -> int:
+        """How many programs of this function there are."""
+        with _lock:
+            return sum(key[0] is self for key in _programs)  # pyright: ignore[reportIndexIssue]
+
+
+def _quick_options() -> dict[str, Any] | None:
+    """The options with which XLA compiles quickly for a CPU; those that the user has set by XLA_FLAGS stay."""
+    if jax.default_backend() != "cpu":
+        return None
+    flags = os.environ.get("XLA_FLAGS", "")
+    return {name: value for name, value in _QUICKLY.items() if name not in flags} or None
+
+
+def _kind_of(leaf: Any) -> Hashable:
+    """What a program depends on in an argument: its shape, its type, and whether that is weak, as a Python number's."""
+    if isinstance(leaf, jax.Array):
+        aval = jax.typeof(leaf)
+        return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
+    if isinstance(leaf, bool | int | float | complex):
+        return (), jax.dtypes.canonicalize_dtype(type(leaf)), True
+    return np.shape(leaf), jax.dtypes.canonicalize_dtype(np.result_type(leaf)), False
+
+
+@overload
+def compiled(function: Callable[P, T]) -> Compiled[P, T]: ...
+@overload
+def compiled(
+    *, static: str | tuple[str, ...] = (), donate: str | tuple[str, ...] = ()
+) -> Callable[[Callable[P, T]], Compiled[P, T]]: ...
+def compiled(function: Any = None, *, static: str | tuple[str, ...] = (), donate: str | tuple[str, ...] = ()) -> Any:
+    """`jax.jit` for a function of this library: small programs compile quickly, and old ones are dropped.
+
+    Args:
+        function: a function of pytrees of arrays, defined once at the top of a module.
+        static: the names of arguments that are hashable values and not arrays.
+        donate: the names of arguments whose buffers the program may use for its results.
+
+    >>> import jax.numpy as jnp
+    >>> double = compiled(lambda x: 2 * x)
+    >>> [float(double(jnp.asarray(1.0))), double.count()]
+    [2.0, 1]
+    """
+    names = lambda given: (given,) if isinstance(given, str) else tuple(given)
+    if function is None:
+        return partial(Compiled, static=names(static), donate=names(donate))
+    return Compiled(function, names(static), names(donate))
+
+
+def release_programs() -> None:
+    """Drop all programs of the library; each is compiled again when it is next used."""
+    with _lock:
+        _programs.clear()
