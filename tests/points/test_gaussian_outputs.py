@@ -4,6 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.integrate import quad
+from scipy.special import expit
+from scipy.stats import norm
 
 import bayesrule as blr
 from bayesrule.points.gaussian_outputs import output_points
@@ -62,3 +65,24 @@ def test_singular_covariances_have_points():
 def test_points_of_theta_alone_have_no_output_noise():
     with pytest.raises(ValueError, match="points of θ"):
         blr.Relaxed().output_noise(MEAN, None)
+
+
+@pytest.mark.parametrize("deviation", [0.3, 1.49, 1.51, 5.0, 30.0, 300.0])
+def test_nodes_around_a_bend_integrate_a_logistic_loss_at_any_width(deviation):
+    """Loss, slope and curvature against SciPy's adaptive quadrature, split at the bend."""
+    offsets = np.array([0.0, 0.4, -1.0, 2.5, -5.9, 6.1, 9.0])
+    mean = offsets * deviation
+    points, weights = blr.Quadrature(24, bend=1.0).output_grid(jnp.asarray(mean), jnp.full(7, deviation**2), None)
+    assert weights.shape == points.shape == (24, 7)
+    functions = (lambda f: np.logaddexp(0, f), expit, lambda f: expit(f) * expit(-f))
+    errors = (2e-5 * (1 + deviation), 2e-5, 1e-2 * min(1.0, 1 / deviation) if deviation > 50 else 1e-4 / deviation)
+    for function, error in zip(functions, errors, strict=True):
+        found = np.sum(np.asarray(weights) * function(np.asarray(points)), axis=0)
+        for row, m in enumerate(mean):
+            breaks = sorted({float(np.clip(b, m - 9 * deviation, m + 9 * deviation)) for b in (-30, -4, 0, 4, 30)})
+            ends = m - 9 * deviation, m + 9 * deviation
+            integrand = lambda f, m=m, g=function: g(f) * norm.pdf(f, m, deviation)
+            expected = quad(integrand, *ends, points=breaks, limit=400, epsabs=1e-13, epsrel=1e-11)[0]
+            assert abs(found[row] - expected) < error
+    plain = blr.Quadrature(24).output_grid(jnp.asarray(mean), jnp.full(7, deviation**2), None)[0]
+    np.testing.assert_allclose(points[:, -1], plain[:, -1])  # Far from the bend they are Gauss–Hermite nodes.

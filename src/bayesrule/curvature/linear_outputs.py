@@ -27,7 +27,7 @@ class OutputPoints(eqx.Module):
     examples: PyTree
     scales: Float[Array, " B"]
     outputs: Float[Array, "S B K"]
-    weights: Float[Array, " S"]
+    weights: Float[Array, "S *B"]
     jacobian: PyTree
     losses: Float[Array, "S B"]
     slopes: Float[Array, "S B K"]
@@ -40,7 +40,7 @@ class OutputPoints(eqx.Module):
         examples: PyTree,
         scales: Float[Array, " B"],
         outputs: Float[Array, "S B K"],
-        weights: Float[Array, " S"],
+        weights: Float[Array, "S *B"],
         jacobian: PyTree,
     ) -> OutputPoints:
         """Evaluate the loss and its gradient at the outputs' points.
@@ -50,7 +50,7 @@ class OutputPoints(eqx.Module):
             theta: Any θ.
             examples: The examples (x, y).
             scales: The factor of each example's loss in ℓ̄.
-            outputs, weights: The points: E ℓ_b ≈ Σ_s w_s ℓ(f_sb, y_b).
+            outputs, weights: The points: E ℓ_b ≈ Σ_s w_s ℓ(f_sb, y_b), with w_sb where weights are those of each row.
             jacobian: ∂f_b/∂θ, leaves (B, K, *leaf) or `SharedFeatures`.
         """
         loss = objective.output_loss(theta, examples)
@@ -59,6 +59,8 @@ class OutputPoints(eqx.Module):
 
     def expected(self, values: Float[Array, "S B *X"]) -> Float[Array, "B *X"]:
         """The weighted mean over the points."""
+        if self.weights.ndim == 2:
+            return jnp.einsum("sb,sb...->b...", self.weights.astype(values.dtype), values)
         return jnp.tensordot(self.weights.astype(values.dtype), values, axes=1)
 
     def hessians(self) -> Float[Array, "B K K"]:

@@ -73,7 +73,14 @@ _DECAYING: dict[str, tuple[Callable[..., Rule], float]] = {
 LINEAR = ("auto", "von", "mean_field", "laplace", "newton", *_DECAYING)
 
 
-def linear_rule(recipe: Any, outputs: int, steps: int, estimator: Any, shape: tuple[int, ...] = (0, 1)) -> Rule:
+def linear_rule(
+    recipe: Any,
+    outputs: int,
+    steps: int,
+    estimator: Any,
+    shape: tuple[int, ...] = (0, 1),
+    bend: float | None = None,
+) -> Rule:
     """The rule that `recipe=` of a linear model stands for.
 
     Args:
@@ -82,14 +89,15 @@ def linear_rule(recipe: Any, outputs: int, steps: int, estimator: Any, shape: tu
         steps: how many steps will be taken.
         estimator: whose parameter it is, named in errors.
         shape: rows and features of the data, by which "auto" chooses.
+        bend: as for `Quadrature`.
     """
     concentrated = shape[0] > CONCENTRATED * shape[1]
-    named = {name: partial(_named_linear_rule, name, outputs, max(1, steps), concentrated) for name in LINEAR}
+    named = {name: partial(_named_linear_rule, name, outputs, max(1, steps), concentrated, bend) for name in LINEAR}
     return choose_rule(recipe, named, estimator)
 
 
 @cache
-def _named_linear_rule(name: str, outputs: int, steps: int, concentrated: bool) -> Rule:
+def _named_linear_rule(name: str, outputs: int, steps: int, concentrated: bool, bend: float | None) -> Rule:
     if name in _DECAYING:
         recipe, rate = _DECAYING[name]
         return recipe(_decaying(rate, steps))
@@ -98,7 +106,7 @@ def _named_linear_rule(name: str, outputs: int, steps: int, concentrated: bool) 
     if name == "laplace" or (name == "auto" and concentrated):
         return laplace()
     # Deterministic points in the space of each example's outputs, the same at every step, let a fit converge.
-    points = Quadrature(_QUADRATURE_ORDER) if outputs == 1 else QuasiMonteCarlo(_QUASI_MONTE_CARLO_SAMPLES)
+    points = Quadrature(_QUADRATURE_ORDER, bend=bend) if outputs == 1 else QuasiMonteCarlo(_QUASI_MONTE_CARLO_SAMPLES)
     rule = von(_VARIATIONAL_RATE).replace(points=points, guard=Backtracking(monotone=True))
     if name != "mean_field":
         return rule

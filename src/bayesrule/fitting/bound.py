@@ -37,11 +37,12 @@ from ..families.gaussian.base import GaussianFamily
 from ..families.gaussian.fixed import FixedGaussian
 from ..families.latent.base import ConditionalFamily
 from ..families.product import Product
+from ..numerics.linalg import safe_sqrt
 from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..points.base import Points
-from ..points.gaussian_outputs import output_points
+from ..points.gaussian_outputs import bent_points, output_points
 from ..points.judging import Judges, judging_points
 from ..points.quadrature import Enumeration, Quadrature
 from ..points.sampling import MonteCarlo, QuasiMonteCarlo
@@ -240,14 +241,21 @@ def _over_outputs(
     linear = examples.linearized(q.mean, data, shared=q.structure.shares_features)
     (inputs, scales), center = examples.examples(linear), linear.outputs(q.mean)
     covariance, loss = q.output_covariance(linear.jacobian), examples.output_loss(q.mean, inputs)
-    noise, weights = points.output_noise(center, key if points.random else None)
 
-    def at(noise: Array) -> Array:
-        losses = jax.vmap(loss)(output_points(center, covariance, noise[None])[0], inputs[1])
-        return jnp.sum(jnp.where(scales == 0, 0.0, scales.astype(losses.dtype) * losses))
+    def total(outputs: Array, weights: Any = 1.0) -> Array:
+        losses = jax.vmap(loss)(outputs, inputs[1])
+        return jnp.sum(jnp.where(scales == 0, 0.0, weights * scales.astype(losses.dtype) * losses))
 
-    values = jax.lax.map(at, noise, batch_size=min(chunk, weights.shape[0]))
-    value = weights.astype(values.dtype) @ values + objective.regularizer.expected(q) - jnp.sum(q.entropy())
+    if isinstance(points, Quadrature) and points.bend is not None and center.size == center.shape[0]:
+        nodes, deviation = points.bent_nodes(center.dtype), safe_sqrt(covariance.reshape(center.shape))
+        at_node = lambda node: total(*bent_points(node, center, deviation, points.bend))
+        expected = jnp.sum(jax.lax.map(at_node, nodes, batch_size=min(chunk, points.order)))
+    else:
+        noise, weights = points.output_noise(center, key if points.random else None)
+        at_noise = lambda noise: total(output_points(center, covariance, noise[None])[0])
+        values = jax.lax.map(at_noise, noise, batch_size=min(chunk, weights.shape[0]))
+        expected = weights.astype(values.dtype) @ values
+    value = expected + objective.regularizer.expected(q) - jnp.sum(q.entropy())
     return jnp.stack([-value, jnp.zeros_like(value)])
 
 

@@ -16,16 +16,18 @@ from ..families.base import Family
 from ..families.gaussian.base import GaussianFamily
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
+from ..families.gaussian.low_rank import LowRankGaussian
 from ..families.gaussian.precision import SharedFeatures
 from ..numerics.padding import map_chunks, pad, power_of_two
 from ..numerics.programs import compiled
 from ..numerics.random import Key
-from ..numerics.trees import ravel, same_shape
+from ..numerics.trees import same_shape
 from ..objectives.objective import Objective
-from ..points.base import Points
-from ..points.gaussian_outputs import output_points
 from ..points.quadrature import Quadrature
 from ..points.sampling import QuasiMonteCarlo
+
+BEND = 1.0
+"""The distance from 0 beyond which the logistic loss is all but straight, for `Quadrature`."""
 
 _ORDER = 32  # nodes of the quadrature over one output
 _DRAWS = 256  # quasi-random points over several outputs
@@ -49,7 +51,18 @@ def without_one(x: Float[Array, " D"]) -> Float[Array, " D"]:
 
 def logistic(f: Array, y: Any) -> Array:
     """−log p(y | f) of a label 0 or 1."""
-    return jnp.logaddexp(0.0, f) - y * f
+    return _softplus(f) - y * f
+
+
+@jax.custom_jvp
+def _softplus(f: Array) -> Array:
+    """log(1 + eᶠ). Its derivatives are polynomials of σ(f), where those of `logaddexp` take several exponentials."""
+    return jnp.maximum(f, 0.0) + jnp.log1p(jnp.exp(-jnp.abs(f)))
+
+
+@_softplus.defjvp
+def _softplus_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    return _softplus(*primals), jax.nn.sigmoid(primals[0]) * tangents[0]
 
 
 def softmax(f: Float[Array, " K-1"], y: Any) -> Array:
@@ -130,8 +143,8 @@ def weak_prior(hyper: PyTree) -> Array:
 def zeros(features: int, outputs: int | None = None, *, intercept: bool = True) -> PyTree:
     """Parameters to start from."""
     shape = () if outputs is None else (outputs,)
-    params = {"w": jnp.zeros((features, *shape))}
-    return {**params, "b": jnp.zeros(shape)} if intercept else params
+    params = {"w": np.zeros((features, *shape), jnp.result_type(float))}
+    return {**params, "b": np.zeros(shape, jnp.result_type(float))} if intercept else params
 
 
 # Predictions, averaged over a Gaussian posterior.
@@ -160,10 +173,10 @@ def predictive(q: GaussianFamily, x: Float[Array, "N D"], kind: str) -> tuple[Ar
         mean = jnp.exp(center + 0.5 * covariance)
         return mean, mean + mean**2 * jnp.expm1(covariance)
     if kind == "logistic":
-        f, weights = _points(Quadrature(_ORDER), center, covariance)
-        mean = weights @ jax.nn.sigmoid(f)
+        f, weights = Quadrature(_ORDER, bend=BEND).output_grid(center, covariance, None)
+        mean = jnp.sum(weights * jax.nn.sigmoid(f), axis=0)
         return mean, mean * (1 - mean)
-    f, weights = _points(QuasiMonteCarlo(_DRAWS), center, covariance)
+    f, weights = QuasiMonteCarlo(_DRAWS).output_grid(center, covariance, None)
     mean = jnp.tensordot(weights, jax.nn.softmax(classes(f)), axes=1)
     return mean, mean * (1 - mean)
 
@@ -172,15 +185,9 @@ def predictive(q: GaussianFamily, x: Float[Array, "N D"], kind: str) -> tuple[Ar
 def log_predictive(q: GaussianFamily, x: Float[Array, "N D"], y: Float[Array, " N"], kind: str) -> Float[Array, " N"]:
     """log E_q p(y | f) for every row of a model with one score, by quadrature."""
     center, variance = outputs(q, x)
-    f, weights = _points(Quadrature(_ORDER), center, variance)
+    f, weights = Quadrature(_ORDER).output_grid(center, variance, None)
     log_likelihoods = -jax.vmap(lambda row: jax.vmap(LOSSES[kind])(row, y))(f)
     return jax.nn.logsumexp(log_likelihoods, axis=0, b=weights[:, None])
-
-
-def _points(points: Points, center: Array, covariance: Array) -> tuple[Array, Array]:
-    """Points of every row's outputs, (S, N, …), and their weights."""
-    noise, weights = points.output_noise(center, None)
-    return output_points(center, covariance, noise), weights.astype(center.dtype)
 
 
 def map_rows(function: Any, q: GaussianFamily, x: Float[np.ndarray, "N D"], *options: Any) -> tuple[np.ndarray, ...]:
@@ -199,7 +206,7 @@ def draw_scores(q: GaussianFamily, x: Float[Array, "N D"], count: int, key: Key)
     return jax.vmap(lambda params: scores(params, x))(params)
 
 
-# A posterior over other features, or in other units.
+# A posterior over other features, or in other units: on the host, where another number of columns costs no program.
 
 
 def without_padding(q: Family, features: int) -> Family:
@@ -209,6 +216,7 @@ def without_padding(q: Family, features: int) -> Family:
     """
     if not isinstance(q, Gaussian | DiagonalGaussian) or q.mean["w"].shape[0] == features:
         return q
+    q = jax.tree.map(np.asarray, q)
     mean = {**q.mean, "w": q.mean["w"][:features]}
     if isinstance(q, Gaussian):
         size = sum(leaf.size for leaf in jax.tree.leaves(mean))
@@ -218,8 +226,11 @@ def without_padding(q: Family, features: int) -> Family:
 
 def rescaled(q: Any, scale: float) -> Any:
     """The distribution of the parameters times `scale`."""
-    mean = jax.tree.map(lambda m: scale * m, q.mean)
-    precision = jax.tree.map(lambda s: s / scale**2, q.precision)
+    mean = jax.tree.map(lambda m: scale * np.asarray(m), q.mean)
+    if isinstance(q, LowRankGaussian):
+        parts = (mean, np.asarray(q.diagonal) / scale**2, np.asarray(q.factor) / scale)
+        return eqx.tree_at(lambda q: (q.mean, q.diagonal, q.factor), q, parts)
+    precision = jax.tree.map(lambda s: np.asarray(s) / scale**2, q.precision)
     return eqx.tree_at(lambda q: (q.mean, q.precision), q, (mean, precision))
 
 
@@ -227,14 +238,19 @@ def in_units_of_columns(q: Any, scale: Float[np.ndarray, " D"]) -> Any:
     """The distribution of the weights of columns x, from that of the weights of x/scale.
 
     Args:
-        q: a Gaussian over {"b", "w"} or {"w"} with a full precision matrix, or a precision for each entry or for all.
+        q: a Gaussian over {"b", "w"} or {"w"} with a full or low-rank precision, or one for each entry or for all.
         scale: a number above 0 for each column.
     """
-    by_weight = jnp.broadcast_to(jnp.reshape(scale, (-1,) + (1,) * (q.mean["w"].ndim - 1)), q.mean["w"].shape)
-    factors = {name: by_weight if name == "w" else jnp.ones_like(leaf) for name, leaf in q.mean.items()}
-    mean = jax.tree.map(jnp.divide, q.mean, factors)
+    q = jax.tree.map(np.asarray, q)
+    by_weight = np.broadcast_to(np.reshape(scale, (-1,) + (1,) * (q.mean["w"].ndim - 1)), q.mean["w"].shape)
+    factors = {name: by_weight if name == "w" else np.ones_like(leaf) for name, leaf in q.mean.items()}
+    mean = jax.tree.map(np.divide, q.mean, factors)
+    if isinstance(q, LowRankGaussian | Gaussian):
+        vector = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(factors)])
+    if isinstance(q, LowRankGaussian):
+        parts = (mean, q.diagonal * vector**2, vector[:, None] * q.factor)
+        return eqx.tree_at(lambda q: (q.mean, q.diagonal, q.factor), q, parts)
     if isinstance(q, Gaussian):
-        vector = ravel(factors)
         return Gaussian(mean, vector[:, None] * q.precision * vector)
     numbers = same_shape(q.precision, q.mean, "precision")
     return type(q)(mean, jax.tree.map(lambda s, factor: s * factor**2, numbers, factors))
@@ -242,12 +258,12 @@ def in_units_of_columns(q: Any, scale: Float[np.ndarray, " D"]) -> Any:
 
 def with_origin_at_zero(q: Gaussian, center: Float[np.ndarray, " D"]) -> Gaussian:
     """The distribution over {"b", "w"} for columns x, from that for x − center: b loses centerᵀw."""
-    mean, origin = q.mean, jnp.asarray(center)
-    count = max(1, mean["b"].size)
+    q = jax.tree.map(np.asarray, q)
+    mean, count = q.mean, max(1, q.mean["b"].size)
     # b of the centred columns is b + Mw with M = centerᵀ ⊗ I, as the weights are ravelled column by column of x.
-    mixing = jnp.kron(origin[None], jnp.eye(count))
+    mixing = np.kron(center[None], np.eye(count))
     corner, side, rest = q.precision[:count, :count], q.precision[:count, count:], q.precision[count:, count:]
     new_side = side + corner @ mixing
     new_rest = rest + mixing.T @ new_side + side.T @ mixing
-    precision = jnp.block([[corner, new_side], [new_side.T, new_rest]])
-    return Gaussian({**mean, "b": mean["b"] - origin @ mean["w"]}, precision)
+    precision = np.block([[corner, new_side], [new_side.T, new_rest]])
+    return Gaussian({**mean, "b": mean["b"] - center @ mean["w"]}, precision)

@@ -15,7 +15,7 @@ from ..families.gaussian.precision import SharedFeatures
 from ..numerics.random import Key
 from ..numerics.trees import ravel
 from ..steps.needs import Need
-from .gaussian_outputs import as_gaussian
+from .gaussian_outputs import as_gaussian, output_points
 
 
 class PointSet(NamedTuple):
@@ -134,6 +134,22 @@ class Points(eqx.Module, Generic[Served]):
             f"{self!r} are points of θ, and this integral is over Gaussian outputs: use Quadrature(n), "
             "QuasiMonteCarlo(n), MonteCarlo(n) or Delta()."
         )
+
+    def output_grid(
+        self, mean: Float[Array, "B *K"], covariance: Float[Array, "B *KK"], key: Key | None
+    ) -> tuple[Float[Array, "S B *K"], Float[Array, "S *B"]]:
+        """Place the points of Gaussian outputs.
+
+        Args:
+            mean: The outputs' means, (B,) or (B, K).
+            covariance: Their covariances, as `gaussian_outputs.output_points` takes them.
+            key: As in `at`.
+
+        Returns:
+            The points, and their weights: the same for all rows, (S,), or for each row, (S, B).
+        """
+        noise, weights = self.output_noise(mean, key)
+        return output_points(mean, covariance, noise), weights
 
 
 class Delta(Points[HasMean]):

@@ -49,7 +49,8 @@ def judging_points(points: Points, dimensions: int, samples: int, largest_order:
         given = isinstance(points, Quadrature) and own < order
         coarse = own if given else order // 2
         if order**dimensions <= _LARGEST_GRID and order >= (4 * coarse) // 3 and order >= 8:
-            return Judges(Quadrature(order), Quadrature(coarse))
+            bend = points.bend if isinstance(points, Quadrature) and dimensions == 1 else None
+            return Judges(Quadrature(order, bend=bend), Quadrature(coarse, bend=bend))
     return Judges(random_points(dimensions, samples), None)
 
 

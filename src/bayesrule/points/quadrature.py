@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 
 import equinox as eqx
 import jax
@@ -14,12 +14,13 @@ from jaxtyping import Array, Float, PyTree
 from ..families.base import ExponentialFamily
 from ..families.gaussian.base import GaussianFamily
 from ..families.latent.base import ConditionalFamily
-from ..numerics.checks import positive_int
+from ..numerics.checks import positive_int, positive_number
+from ..numerics.linalg import safe_sqrt
 from ..numerics.random import Key
 from ..numerics.trees import ravel, unravel
 from ..steps.needs import Need
 from .base import Points, PointSet
-from .gaussian_outputs import as_gaussian, output_points
+from .gaussian_outputs import BentNodes, as_gaussian, bent_points
 
 _GRID_LIMIT = 100_000
 
@@ -30,16 +31,26 @@ class Quadrature(Points[GaussianFamily | ConditionalFamily]):
     Where the objective says `linear=True` the grid is over each example's outputs instead: one dimension for each
     output, however many parameters there are. A `StudentT` and a `SkewGaussian` have grids of their own.
 
+    Gauss–Hermite nodes lie about half a standard deviation apart, and jump over a bend of the loss where an output
+    varies much. With `bend=` the nodes of such outputs are close to each other around 0 (see `gaussian_outputs`).
+
     Args:
         order: The number of points in each dimension.
+        bend: The distance from 0 beyond which the loss of a single output is all but straight: 1 for a logistic loss.
     """
 
     order: int = eqx.field(static=True)
+    bend: float | None = eqx.field(static=True)
     approximation: ClassVar[str] = "Gauss-Hermite quadrature"
     meaning: ClassVar[str] = "E_q f(θ) by Gauss–Hermite quadrature"
 
-    def __init__(self, order: int = 5):
+    def __init__(self, order: int = 5, *, bend: float | None = None):
         self.order = positive_int("order", order)
+        self.bend = None if bend is None else positive_number("bend", bend)
+
+    def with_order(self, order: int) -> Quadrature:
+        """The same with another number of points."""
+        return Quadrature(order, bend=self.bend)
 
     def fits(self, size: int) -> bool:
         """Whether a grid in `size` dimensions is small enough to evaluate."""
@@ -60,16 +71,28 @@ class Quadrature(Points[GaussianFamily | ConditionalFamily]):
     def outputs(
         self, q: GaussianFamily | ConditionalFamily, center: Array, jacobian: PyTree, key: Key | None
     ) -> tuple[Array, Array]:
-        gaussian = as_gaussian(q)
-        noise, weights = self.output_noise(center, key)
-        return output_points(center, gaussian.output_covariance(jacobian), noise), weights
+        return self.output_grid(center, as_gaussian(q).output_covariance(jacobian), key)
+
+    def output_grid(
+        self, mean: Float[Array, "B *K"], covariance: Float[Array, "B *KK"], key: Key | None
+    ) -> tuple[Array, Array]:
+        if self.bend is None or mean.size != mean.shape[0]:
+            return super().output_grid(mean, covariance, key)
+        deviation = safe_sqrt(covariance.reshape(mean.shape))
+        return jax.vmap(lambda node: bent_points(node, mean, deviation, self.bend))(self.bent_nodes(mean.dtype))
+
+    def bent_nodes(self, dtype: Any) -> BentNodes:
+        """The nodes that `bent_points` places."""
+        nodes, weights = np.polynomial.hermite_e.hermegauss(self.order)
+        parts = nodes, weights / weights.sum(), np.linspace(0, 1, self.order), np.full(self.order, 1 / (self.order - 1))
+        return BentNodes(*(jnp.asarray(part, dtype) for part in parts))
 
     def output_noise(self, mean: Float[Array, "B *K"], key: Key | None) -> tuple[Array, Array]:
         nodes, weights = grid(self.order, 1 if mean.ndim == 1 else mean.shape[-1])
         return nodes.astype(mean.dtype), weights
 
     def __repr__(self) -> str:
-        return f"Quadrature({self.order})"
+        return f"Quadrature({self.order})" if self.bend is None else f"Quadrature({self.order}, bend={self.bend:g})"
 
 
 def _check_size(order: int, size: int, advice: str = "") -> None:
