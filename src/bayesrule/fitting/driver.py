@@ -9,7 +9,7 @@ checkpoint saves and what a progress function sees have one verdict.
 from __future__ import annotations
 
 import copy
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from ..numerics.random import Key
@@ -67,12 +67,21 @@ class Driver:
         self.how: Any = {"batch_size": loader.batch_size, "diagnose": self.diagnose, "microbatches": microbatches}
         # The q that the fit began from, until its first chunk has shown that steps can be taken from there.
         self.start = state.q if not resumed and may_restart(rule, objective, state.q) else None
-        self.faster: Rule | None = None
-        if tolerance is not None and self.full_batch:
-            plain = rule.steps.acceleration is None
-            self.faster = accelerated(rule, objective, state.q, loader.data) if plain else rule
+        self.first_q = state.q
         self.confirmable = tolerance is not None and self.full_batch and has_linearization(rule, objective, state.q)
         self._verdict: tuple[Any, tuple[Reason, str | None]] | None = None
+
+    @cached_property
+    def faster(self) -> Rule | None:
+        """The rule with accelerated steps, or None where there is none; most fits end before they need it."""
+        if self.tolerance is None or not self.full_batch:
+            return None
+        plain = self.rule.steps.acceleration is None
+        return accelerated(self.rule, self.objective, self.first_q, self.data) if plain else self.rule
+
+    def _is_fast(self, state: State) -> bool:
+        """Whether a state is on its way with accelerated steps."""
+        return state.history is not None and self.faster is not None and is_accelerated(self.faster, state)
 
     @property
     def last(self) -> int:
@@ -92,15 +101,16 @@ class Driver:
 
     def chunk(self, carry: Carry, until: int) -> Carry:
         """Take steps until a count, or until something ends them, and decide how to go on from there."""
-        fast = self.faster is not None and is_accelerated(self.faster, carry.state)
-        if self.faster is not None and not fast and (left := steps_to_patience(carry)) > 0:
-            until = min(until, int(carry.state.count) + left)
+        fast, count = self._is_fast(carry.state), int(carry.state.count)
+        left = steps_to_patience(carry)
+        if not fast and 0 < left < until - count and self.faster is not None:
+            until = count + left
         carry = self._run(self.faster if self.faster is not None and fast else self.rule, carry, until)
         return self.decide(carry, until)
 
     def decide(self, carry: Carry, until: int) -> Carry:
         """The carry to go on from after a chunk: begun again, accelerated or not converged after all."""
-        fast = self.faster is not None and is_accelerated(self.faster, carry.state)
+        fast = self._is_fast(carry.state)
         if self.start is not None:
             start, self.start = self.start, None
             how = {"full_batch": self.full_batch}
@@ -109,9 +119,11 @@ class Driver:
                 carry = self.begin(copy_for_donation(self.rule.init(q, self.objective, self.key)))
                 carry = self._run(self.rule, carry, until)
         if self.confirmable and self.tolerance is not None:
-            active = self.faster if self.faster is not None and fast else self.rule
+            active = self.faster if fast and self.faster is not None else self.rule
             carry = confirm(active, self.objective, carry, self.data, self.key, self.tolerance)
-        return carry if self.faster is None or fast else accelerate_if_slow(self.faster, carry)
+        if fast or steps_to_patience(carry) > 0 or self.faster is None:
+            return carry
+        return accelerate_if_slow(self.faster, carry)
 
     def finish(self, carry: Carry, reason: Reason) -> tuple[Carry, Reason]:
         """Go on alone from where steps beside those of other starts have led, if this is not the end."""

@@ -9,7 +9,6 @@ the rule, so that q and η are learned in one run, on mini-batches too.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -33,7 +32,7 @@ from ..objectives.regularizers import as_regularizer
 from ..rule.rule import Rule
 from ..rule.state import State
 from .bound import judge_bound
-from .conjugate_evidence import conjugate_evidence, likelihood_message
+from .conjugate_evidence import Extrapolation, evidence_step, join, with_new_prior
 from .evidence_slope import bound_and_slope, has_plain_steps, with_bases_of
 from .fit import fit, resolve_key
 from .loader import Loader
@@ -44,7 +43,10 @@ from .progress import run_in_chunks
 from .reason import Reason
 from .result import Result
 
-_COARSE_TOLERANCE = 1e-2  # nats: a rough q is enough while the hyper-parameters are still far off
+_COARSE_TOLERANCE = 1e-2  # nats: a rough q is enough while the hyper-parameters are still far off,
+_CLOSE = 0.1  # which they are not if log η moves by less than this.
+_NEGLIGIBLE_GAIN = 0.1  # The part of the tolerance that the hyper-parameters may leave to gain,
+_NEGLIGIBLE_CHANGE = 1e-4  # or how far log η may still be from its place.
 
 # Which of the arguments that not all methods have belong to which, with their defaults.
 _ARGUMENTS: dict[str, dict[str, Any]] = {
@@ -119,7 +121,7 @@ def empirical_bayes(
       the last one, and differentiates the bound there. Under the delta method the bound is Laplace's evidence, and for
       Gaussian linear models the exact one; its slope has the third derivatives of the loss, by which the mode and its
       curvature move with η (see `evidence_slope`).
-    - `"conjugate"`: for hyper-parameters of the prior alone. Alternate between a fit of q and the maximum of
+    - `"conjugate"`: for hyper-parameters of the prior alone. Alternate between a fit of q and a Newton step on
       $\log Z(η) = A(λ_0(η) + \tildeλ) − A(λ_0(η))$, the evidence of the conjugate model of the prior's $λ_0$ and the
       likelihood's message $\tildeλ = λ − λ_0$, which takes no data; it ends when neither moves. The maximum is the
       same where q maximises the bound. Under the delta method these are MacKay's updates, which leave out how the
@@ -382,29 +384,54 @@ def _alternate(
 ) -> Evidence:
     options: dict[str, Any] = {"key": key, "batch_size": batch_size}
     options = {name: value for name, value in options.items() if value is not None}
-    negligible = math.sqrt(math.sqrt(jnp.finfo(jnp.result_type(float)).eps))  # of a change of log η
-    current_tolerance = max(tolerance, _COARSE_TOLERANCE)
     # Arrays of the type that the search returns, or the second fit would be compiled again.
-    hyper = jax.tree.map(lambda x: jnp.asarray(x, float), hyper)
-    fits, change, result = 0, math.inf, None
+    to_logs = lambda values: jax.tree.map(lambda x: np.log(np.asarray(x, jnp.result_type(float))), values)
+    check_positive(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(hyper)]), hyper)
+    fixed = to_logs({name: hyper[name] for name in held}) if held else None
+    logs = to_logs({name: value for name, value in hyper.items() if name not in held} if held else hyper)
+    values_at = lambda logs: jax.tree.map(np.exp, join(logs, fixed))
+    extrapolation, current_tolerance = Extrapolation(), max(tolerance, _COARSE_TOLERANCE)
+    fits, settled, result = 0, False, None
     while result is None or fits < rounds:
         fits += 1
-        regularizer = as_regularizer(prior(hyper), None)
+        regularizer: Any = as_regularizer(prior(values_at(logs)), None)
         current = dataclasses.replace(objective, regularizer=regularizer)
         result = run(rule, current, start, data, steps=steps, tolerance=current_tolerance, **options)
-        message = likelihood_message(regularizer, result.q)
-        better, _ = conjugate_evidence(prior, hyper, result.q, message, belief=belief, held=held)
-        pairs = zip(jax.tree.leaves(better), jax.tree.leaves(hyper), strict=True)
-        change = max(float(np.max(np.abs(np.log(np.asarray(new) / np.asarray(old))))) for new, old in pairs)
         # Another reason, such as points that are too coarse here, need not hold at the next hyper-parameters.
-        failed = result.loop_reason.rejected_a_step or result.loop_reason is Reason.INTERRUPTED
-        if failed or (change < negligible and current_tolerance == tolerance):
+        if result.loop_reason.rejected_a_step or result.loop_reason is Reason.INTERRUPTED:
             break
-        # A rough q is enough to move the hyper-parameters while they still move far.
-        current_tolerance = tolerance if change < 0.1 else current_tolerance
+        step, gain = jax.device_get(evidence_step(result.q, logs, fixed, prior, belief))
+        vector, unravel = _ravel(logs)
+        residual = _ravel(step)[0]
+        if not np.all(np.isfinite(residual)):
+            break
+        # The nats that the hyper-parameters can still gain, or their relative change, are negligible.
+        settled = float(gain) <= _NEGLIGIBLE_GAIN * current_tolerance or bool(
+            np.max(np.abs(residual)) < _NEGLIGIBLE_CHANGE
+        )
+        if settled and current_tolerance == tolerance:
+            break
+        if settled or np.max(np.abs(residual)) < _CLOSE:  # From here on a rough q would mislead.
+            current_tolerance = tolerance
         if fits < rounds:
-            hyper, start = better, result.q
-    return Evidence(hyper, result, change < negligible and result.reason == "converged", fits)
+            after = logs if settled else unravel(extrapolation.next(vector, residual))
+            start = with_new_prior(result.q, values_at(logs), values_at(after), prior)
+            logs = after
+    converged = settled and current_tolerance == tolerance and result.reason == "converged"
+    return Evidence(jax.tree.map(jnp.asarray, values_at(logs)), result, converged, fits)
+
+
+def _ravel(tree: PyTree) -> tuple[np.ndarray, Callable[[np.ndarray], PyTree]]:
+    """The numbers of a small tree as one NumPy vector, and the way back; on the host, where it costs no program."""
+    leaves, structure = jax.tree.flatten(tree)
+    sizes = np.cumsum([0, *(np.size(leaf) for leaf in leaves)])
+    vector = np.concatenate([np.ravel(leaf) for leaf in leaves])
+
+    def unravel(vector: np.ndarray) -> PyTree:
+        parts = [vector[a:b].reshape(np.shape(leaf)) for a, b, leaf in zip(sizes, sizes[1:], leaves, strict=False)]
+        return jax.tree.unflatten(structure, parts)
+
+    return vector, unravel
 
 
 # Method "online".

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -288,7 +288,12 @@ def resolve_key(key: Key | None, random: bool) -> Key:
         raise ValueError("key= is a JAX key: pass jax.random.key(seed).")
     if key is None and random:
         raise ValueError("This fit is random (sampled points or mini-batches): pass key=jax.random.key(…).")
-    return jax.random.key(0) if key is None else key
+    return _default_key() if key is None else key
+
+
+@cache
+def _default_key() -> Key:
+    return jax.random.key(0)
 
 
 def _check_rising(bounds: np.ndarray) -> None:

@@ -65,7 +65,13 @@ def copy_for_donation(tree: PyTree) -> PyTree:
     The loop donates its carry, and the caller still owns these arrays. Weak types are dropped, because the loop returns
     strong ones and a second chunk of other types would be compiled again.
     """
-    copy = lambda x: jnp.array(x, dtype=x.dtype) if isinstance(x, jax.Array) else jnp.array(x)
+
+    def copy(x: Any) -> Any:
+        if isinstance(x, jax.Array):
+            return jnp.array(x, dtype=x.dtype) if getattr(x, "weak_type", False) else x.copy()
+        # A copy on the host, which the call of the loop transfers to the device with all of its arguments.
+        return np.array(x) if isinstance(x, np.ndarray | np.generic) else jnp.array(x)
+
     return jax.tree.map(copy, tree)
 
 

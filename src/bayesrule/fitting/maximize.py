@@ -88,9 +88,9 @@ def maximize(
     return Maximum(unflatten(jnp.exp(jnp.asarray(end.x))), -float(end.fun), converged, int(end.nfev))
 
 
-def check_positive(values: Array, hyper: PyTree) -> None:
+def check_positive(values: Array | np.ndarray, hyper: PyTree) -> None:
     """Raise unless there are hyper-parameters and all are positive."""
-    if values.size == 0 or not bool(jnp.all(values > 0)):
+    if values.size == 0 or not bool(np.all(np.asarray(values) > 0)):
         raise ValueError(
             f"Hyper-parameters must be positive numbers, because they are searched in their logarithms; got {hyper}."
         )
