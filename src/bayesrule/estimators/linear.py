@@ -19,9 +19,10 @@ from ..families.base import Family
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.fixed import FixedGaussian
 from ..families.gaussian.full import Gaussian
+from ..families.gaussian.low_rank import LowRankGaussian
 from ..fitting.empirical_bayes import Evidence, empirical_bayes
 from ..fitting.result import Result
-from ..models import regression
+from ..models import regression, row_space
 from ..numerics.padding import coarse_bucket, column_bucket, pad
 from ..objectives.batches import Weighted
 from ..objectives.objective import Objective
@@ -65,7 +66,8 @@ class _LinearModel(Estimator):
         self.random_state = random_state
 
     def _rule(self, outputs: int | None, X: np.ndarray) -> Rule:
-        return linear_rule(self.recipe, 1 if outputs is None else outputs, self._steps(len(X)), self, X.shape)
+        bend = regression.BEND if self._kind == "logistic" else None
+        return linear_rule(self.recipe, 1 if outputs is None else outputs, self._steps(len(X)), self, X.shape, bend)
 
     def _steps(self, rows: int) -> int:
         return self.max_iter if self.batch_size is None else self.max_iter * -(-rows // self.batch_size)
@@ -73,9 +75,17 @@ class _LinearModel(Estimator):
     def _fit_from(self, start: Any, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
         """Fit the posterior from these parameters, with the given precision of the prior or the one of the evidence."""
         outputs = start["w"].shape[1] if start["w"].ndim == 2 else None
-        rule, features = self._rule(outputs, X), X.shape[1]
+        rule = self._rule(outputs, X)
         precision, result = self._given_precision(), None
-        X = self._standardize(X, weights, rule.family.kind, learnt=precision is None)
+        is_full_gaussian = rule.family.kind is Gaussian
+        # A flat prior determines nothing outside of the space of the rows.
+        wide = is_full_gaussian and self.batch_size is None and precision != 0 and row_space.is_wide(*X.shape)
+        X = self._standardize(X, weights, rule.family.kind, learnt=precision is None, wide=wide)
+        if wide:
+            X, self._fit_basis = row_space.span(X)
+            self._fit_precision = precision
+            start = {**start, "w": np.zeros((X.shape[1], *start["w"].shape[1:]))}
+        features = X.shape[1]
         # Columns of zeros change nothing, because their weights stay at the prior, and let data of about the same width
         # share compiled programs. A flat prior is no distribution, at which they could stay.
         is_padded = isinstance(self.recipe, str) and precision != 0
@@ -84,7 +94,10 @@ class _LinearModel(Estimator):
         objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
         prior = regression.weight_precision if self.fit_intercept else regression.weight_precision_only
         data = _pad_data(X, y, weights, padded_features)
-        is_full_gaussian = rule.family.kind is Gaussian
+        if is_full_gaussian and self._kind == "poisson" and not rule.points.delta:
+            # Under a wide q the expectation of e^f overflows: start as narrow as a curvature of 1 per example makes q.
+            squares = pad(weights @ X**2 + weights.mean(), padded_features, fill=1.0)
+            start = Gaussian.around(start, {name: weights.sum() if name == "b" else squares for name in start})
         if precision is None:
             evidence, is_final = self._maximize_evidence(rule, objective, prior, start, data, X, y, weights)
             precision = float(evidence.hyper["w"])
@@ -93,13 +106,14 @@ class _LinearModel(Estimator):
             regularized = _with_prior(objective, prior({"w": precision}))
         else:
             regularized = _with_prior(objective, prior({"w": precision}))
-            if is_full_gaussian and not rule.points.delta:
-                # Steps that average over q are slow far from the optimum, so that Laplace's method provides the start.
+            if is_full_gaussian and not rule.points.delta and outputs is not None:
+                # Steps over several outputs are expensive, so that Laplace's method provides the start.
                 start = self._run(laplace(), regularized, start, data, steps=50, tolerance=_ROUGH_TOLERANCE).q
         if result is None:
             result = self._fit_posterior(rule, regularized, start, data, len(X))
-        self.prior_precision_ = precision
+        self.prior_precision_ = self._fit_precision = precision
         self._set_attributes(result)
+        self._fit_basis = None
         self.bound_, self.bound_error_ = result.bound, result.bound_error
         self.bound_normalized_ = bool(result.normalized)
         return self
@@ -127,7 +141,7 @@ class _LinearModel(Estimator):
         subset = _subset(len(X))
         is_huge = len(X) > max(CONCENTRATED * X.shape[1], 10 * _SUBSET_ROWS) and bool(weights[subset].sum() > 0)
         is_exact = rule.family.kind is Gaussian and not rule.points.random and self.batch_size is None and not is_huge
-        use_rule = is_exact and (rule.points.delta or start["w"].ndim == 1)
+        use_rule = is_exact and (rule.points.delta or self._kind != "softmax")
         hyper: Any = {"w": 1.0, "unit": _weight_unit(X[subset], weights[subset])}
         options: Any = {
             "method": "conjugate",
@@ -137,18 +151,14 @@ class _LinearModel(Estimator):
             "held": ("unit",),
         }
         final: Any = {"steps": self.max_iter, "tolerance": self.tol}
-        if use_rule and rule.points.delta:
+        if use_rule:
             return empirical_bayes(rule, objective, hyper, start, data, **options, **final), True
         laplace_data = data
         if is_huge:
             subset_weights = weights[subset] * (weights.sum() / weights[subset].sum())
-            laplace_data = _pad_data(X[subset], y[subset], subset_weights, start["w"].shape[0])
+            laplace_data = _pad_data(X[subset], y[subset], subset_weights, data.examples[0].shape[1])
         rough: Any = {"tolerance": _ROUGH_TOLERANCE}
-        evidence = empirical_bayes(laplace(), objective, hyper, start, laplace_data, **options, **rough)
-        if not use_rule:
-            return evidence, False
-        start = evidence.result.q
-        return empirical_bayes(rule, objective, evidence.hyper, start, data, **options, **final), True
+        return empirical_bayes(laplace(), objective, hyper, start, laplace_data, **options, **rough), False
 
     def _given_precision(self) -> float | None:
         """`prior_precision` as a number; None for "auto"."""
@@ -178,25 +188,30 @@ class _LinearModel(Estimator):
         key, batch = make_key(self.random_state), self.batch_size
         return self._run(rule, objective, start, data, steps=self._steps(rows), batch_size=batch, key=key)
 
-    def _standardize(self, X: np.ndarray, weights: np.ndarray, family: Any, *, learnt: bool) -> np.ndarray:
+    def _standardize(self, X: np.ndarray, weights: np.ndarray, family: Any, *, learnt: bool, wide: bool) -> np.ndarray:
         """Choose the columns' origin and units for a fit, and return X in them.
 
         A learnt precision of the prior is the same for all columns in units of their standard deviations, so that
         predictions do not depend on the units of columns; a given one is in the user's units. With a flat prior on the
         intercept the origin does not matter to a full Gaussian, but rounding errors are smaller around the mean. For a
-        family whose intercept is independent of the weights it matters, and a learnt precision goes with the mean.
+        family whose intercept is independent of the weights it matters, and a learnt precision goes with the mean. A
+        posterior of low rank (`wide`) stays one around the mean.
         """
         mean, scale = mean_and_scale(X, weights)
         is_full, zero = family is Gaussian, np.zeros(X.shape[1])
         is_known = is_full or family in (DiagonalGaussian, FixedGaussian)
         center = mean if self.fit_intercept and (is_full or (learnt and is_known)) else zero
         self.x_scale_ = self._fit_scale = scale if learnt and is_known else zero + 1
-        self.x_mean_, self._fit_center = (zero, center) if is_full else (center, zero)
+        self.x_mean_, self._fit_center = (zero, center) if is_full and not wide else (center, zero)
+        self._fit_basis = None
         return (X - center) / self.x_scale_
 
     def _in_users_units(self, q: Any) -> Any:
         """The posterior for columns as they are (less `x_mean_`), from q for the columns of the current fit."""
-        q = regression.without_padding(q, self.n_features_in_)
+        basis = self._fit_basis
+        q = regression.without_padding(q, self.n_features_in_ if basis is None else len(basis))
+        if basis is not None:
+            q = row_space.lift(q, basis, self._fit_precision)
         if np.any(self._fit_scale != 1):
             q = regression.in_units_of_columns(q, self._fit_scale)
         return to_numpy(regression.with_origin_at_zero(q, self._fit_center) if np.any(self._fit_center) else q)
@@ -235,8 +250,10 @@ class _LinearModel(Estimator):
     def _update(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
         """Condition on more rows: the posterior so far is the prior for them, in its own units."""
         X = X - getattr(self, "x_mean_", 0.0)
-        self._fit_center, self._fit_scale = np.zeros(X.shape[1]), np.ones(X.shape[1])
+        self._fit_center, self._fit_scale, self._fit_basis = np.zeros(X.shape[1]), np.ones(X.shape[1]), None
         prior = jax.tree.map(jnp.asarray, self.posterior_)
+        if isinstance(prior, LowRankGaussian):  # More rows may need more directions than it has.
+            prior = Gaussian(prior.mean, prior.precision)
         objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
         objective = dataclasses.replace(objective, regularizer=as_regularizer(None, prior))
         outputs = self.coef_.shape[0] if self.coef_.ndim == 2 else None
@@ -318,8 +335,10 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     ----------
     classes_ : the classes, sorted.
     modelled_classes_ : the indices of those that have rows of positive weight; the others have the probability 0.
-    posterior_ : a Gaussian over {"b", "w"}, or {"w"} without an intercept, for X less `x_mean_`.
-    x_mean_ : zeros, or the columns' means where b and w are independent under the posterior ("mean_field", "vogn").
+    posterior_ : a Gaussian over {"b", "w"}, or {"w"} without an intercept, for X less `x_mean_`. With at least 100
+        columns, and twice as many as rows, it is a `LowRankGaussian`.
+    x_mean_ : zeros, or the columns' means where b and w are independent under the posterior ("mean_field", "vogn"), and
+        where it is a `LowRankGaussian`.
     coef_, intercept_ : the posterior mean of w and b; for K > 2 classes of the K − 1 outputs.
     prior_precision_ : α. The prior precision of a weight of column j is `prior_precision_ * x_scale_[j]**2`.
     x_scale_ : the standard deviations of the columns; ones for a `prior_precision` that was given.

@@ -13,7 +13,7 @@ from sklearn.utils.validation import validate_data
 
 from ..families.base import Family
 from ..fitting.maximize import maximize
-from ..models import regression, ridge
+from ..models import regression, ridge, row_space
 from ..numerics.checks import positive_number
 from ..numerics.padding import bucket, column_bucket, pad
 from ..objectives.batches import Weighted
@@ -54,7 +54,7 @@ class RidgeRegression(RegressorMixin, Estimator):
     Attributes
     ----------
     posterior_ : a Gaussian over {"b", "w"} for inputs and targets from which `x_mean_` and `y_mean_` are subtracted;
-        there b and w are independent.
+        there b and w are independent. With at least 100 columns and twice as many as rows it is a `LowRankGaussian`.
     coef_, intercept_ : the posterior means of w and b, for inputs and targets as they are.
     prior_precision_, noise_ : α and σ². The prior precision of `coef_[j]` is `prior_precision_ * x_scale_[j]**2`.
     x_scale_ : the standard deviations of the columns; ones for a `prior_precision` that was given.
@@ -171,6 +171,12 @@ class RidgeRegression(RegressorMixin, Estimator):
             # Where the columns do not determine all weights, they may explain y without any noise, and the evidence
             # rises or stays the same as the noise goes to 0. It stays so large that the prior is not lost in rounding.
             hyper["noise"] = min(float(hyper["noise"]), _LARGEST_CONDITION * float(hyper["w"]) / largest)
+        basis = None
+        if row_space.is_wide(len(triangle), features) and largest > 0:
+            # In the coordinates of the space of the rows there are fewer weights than columns.
+            basis = parts.right[parts.values > 0]
+            triangle = np.column_stack([triangle[:, :1], triangle[:, 1:-1] @ basis.T, triangle[:, -1:]])
+            features = len(basis)
         if self.fit_intercept:  # Around the means the intercept is independent of the weights: a row of its own.
             triangle = np.vstack([np.eye(1, features + 2) * math.sqrt(self.n_samples_seen_), triangle])
         rows, padded_features = bucket(len(triangle)), column_bucket(features)
@@ -178,12 +184,14 @@ class RidgeRegression(RegressorMixin, Estimator):
         noise_precision = float(hyper["noise"])
         # One step from anywhere gives the posterior. From its mean, rounding errors of an ill-conditioned precision do
         # not enter the mean.
-        mean = jnp.asarray(pad(parts.weights(float(hyper["w"]) / noise_precision), padded_features))
+        mean = parts.weights(float(hyper["w"]) / noise_precision)
+        mean = pad(mean if basis is None else basis @ mean, padded_features)
         start = {**regression.zeros(padded_features, intercept=self.fit_intercept), "w": mean}
-        objective = ridge.ridge(rows, self._prior({"w": jnp.asarray(hyper["w"], float)}))
-        result = self._run(newton(), objective, start, Weighted(examples, jnp.full(rows, noise_precision)), steps=1)
+        objective = ridge.ridge(rows, self._prior({"w": np.asarray(hyper["w"], float)}))
+        result = self._run(newton(), objective, start, Weighted(examples, np.full(rows, noise_precision)), steps=1)
         self.prior_precision_, self.noise_ = float(hyper["w"]) / scale**2, scale**2 / noise_precision
-        self._set_posterior(result.q, scale)
+        q = regression.without_padding(result.q, features)
+        self._set_posterior(q if basis is None else row_space.lift(q, basis, float(hyper["w"])), scale)
         constant = self.n_samples_seen_ * (0.5 * math.log(noise_precision / (2 * math.pi)) - math.log(scale))
         self.log_evidence_ = float(result.bound or 0.0) + constant
         self.n_iter_ = 1
@@ -200,12 +208,11 @@ class RidgeRegression(RegressorMixin, Estimator):
         objective = ridge.ridge(len(inputs), self._prior(hyper))
         result = self._run(rule, objective, start, data, steps=self.max_iter, key=make_key(self.random_state))
         self.n_iter_ = result.steps
-        self._set_posterior(result.q, scale)
+        self._set_posterior(regression.without_padding(result.q, self.n_features_in_), scale)
 
     def _set_posterior(self, q: Family, scale: float) -> None:
-        """Set `posterior_`: q without padding columns, in the units of X and y."""
-        q = regression.rescaled(regression.without_padding(q, self.n_features_in_), scale)
-        self.posterior_ = to_numpy(regression.in_units_of_columns(q, self.x_scale_))
+        """Set `posterior_`: q in the units of X and y."""
+        self.posterior_ = to_numpy(regression.in_units_of_columns(regression.rescaled(q, scale), self.x_scale_))
 
     @double_precision
     def predict(self, X: Any, return_std: bool = False) -> Any:

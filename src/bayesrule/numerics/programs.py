@@ -110,7 +110,7 @@ def _kind_of(leaf: Any) -> Hashable:
     if isinstance(leaf, jax.Array):
         aval = jax.typeof(leaf)
         return aval.shape, aval.dtype, getattr(aval, "weak_type", False)
-    if isinstance(leaf, bool | int | float | complex):
+    if isinstance(leaf, bool | int | float | complex) and not isinstance(leaf, np.generic):
         return (), jax.dtypes.canonicalize_dtype(type(leaf)), True
     return np.shape(leaf), jax.dtypes.canonicalize_dtype(np.result_type(leaf)), False
 

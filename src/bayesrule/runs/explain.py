@@ -14,6 +14,7 @@ import numpy as np
 from ..families.gaussian.base import GaussianFamily
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
+from ..families.gaussian.low_rank import LowRankGaussian
 from ..models import regression
 from . import influence
 from .run import Run
@@ -89,12 +90,25 @@ def _class_variances(q: GaussianFamily, contrasts: np.ndarray) -> np.ndarray:
     features, outputs = q.mean["w"].shape
     if isinstance(q, DiagonalGaussian):
         return (1 / np.asarray(q.precision["w"])) @ (contrasts**2).T
+    if isinstance(q, LowRankGaussian):
+        return _low_rank_class_variances(q, contrasts)
     with jax.enable_x64(True):
         covariance = np.asarray(q.covariance())
     first = len(covariance) - features * outputs  # Intercepts come before the weights.
     by_feature = covariance[first:, first:].reshape(features, outputs, features, outputs)
     output_covariances = np.einsum("ikil->ikl", by_feature)
     return np.einsum("ck,ikl,cl->ic", contrasts, output_covariances, contrasts)
+
+
+def _low_rank_class_variances(q: LowRankGaussian, contrasts: np.ndarray) -> np.ndarray:
+    """The same from S⁻¹ = D⁻¹ − WᵀW, without a matrix over all weights: the contrasts of D⁻¹ and of W one by one."""
+    features, outputs = q.mean["w"].shape
+    with jax.enable_x64(True):
+        root = np.asarray(q._woodbury_root())
+    first = root.shape[1] - features * outputs
+    own = 1 / np.asarray(q.diagonal)[first:].reshape(features, outputs)
+    along = np.einsum("rik,ck->ric", root[:, first:].reshape(-1, features, outputs), contrasts)
+    return own @ (contrasts**2).T - np.sum(along**2, axis=0)
 
 
 def _layers(q: Any) -> dict[str, Any]:

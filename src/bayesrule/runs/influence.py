@@ -12,13 +12,15 @@ from .. import factors
 from ..factor_graph.leave_one_out import leave_one_out
 from ..factor_graph.model import Model
 from ..families.gaussian.full import Gaussian
+from ..families.gaussian.low_rank import LowRankGaussian
 from ..families.product import Product
+from ..models.row_space import project
 from ..numerics.trees import ravel
 
 
 def leave_rows_out(
     likelihood: Literal["normal", "logistic", "poisson"],
-    q: Gaussian,
+    q: Gaussian | LowRankGaussian,
     x: Float[np.ndarray, "N D"],
     y: Float[np.ndarray, " N"],
     noise: float | None = None,
@@ -46,8 +48,11 @@ def leave_rows_out(
         "logistic": lambda: factors.bernoulli_logit("y", {"w": "x"}),
         "poisson": lambda: factors.poisson_exp("y", {"w": "x"}),
     }[likelihood]()
-    # The rows of the precision are in the order of the ravelled mean, in which the intercept comes first.
-    block = Gaussian(ravel(q.mean), jnp.asarray(q.precision))
+    if isinstance(q, LowRankGaussian):  # Nothing but the space of the rows matters to what they say.
+        block, inputs = project(q, inputs)
+    else:
+        # The rows of the precision are in the order of the ravelled mean, in which the intercept comes first.
+        block = Gaussian(ravel(q.mean), jnp.asarray(q.precision))
     model = Model({"w": block}, {"y": factor}, size=len(x))
     without = leave_one_out(model, Product({"w": block}), {"x": jnp.asarray(inputs), "y": jnp.asarray(y)})
     log_density = np.asarray(without.log_density)
