@@ -34,6 +34,13 @@ def test_metrics_of_gaussian_predictions():
     assert found == pytest.approx(expected, rel=1e-6)
 
 
+def test_metrics_of_student_t_predictions():
+    found = score.score_gaussian(Y, MEAN, STD, 4.5)
+    low, high = st.t(4.5, MEAN, STD).interval(0.9)
+    assert found["nll"] == pytest.approx(-st.t(4.5, MEAN, STD).logpdf(Y).mean(), rel=1e-12)
+    assert found["coverage90"] == np.mean((low <= Y) & (high >= Y))
+
+
 def test_the_baseline_of_classes_has_one_more_row_of_each():
     labels = np.array([0, 0, 0, 1])
     assert_allclose(score.class_frequencies(labels, 3, 2), [[4 / 7, 2 / 7, 1 / 7]] * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,11 @@ class ClassPredictions:
 
 @dataclass(frozen=True)
 class NumericPredictions:
-    """Held-out rows with a number each: the `mean` and `std` of a new y, and the 90 % interval from `low` to `high`."""
+    """Held-out rows with a number each: the `mean` and `std` of a new y, and the 90 % interval from `low` to `high`.
+
+    The predictive distribution is normal, or a Student-t with `degrees_of_freedom`, the location `mean` and the scale
+    `std`.
+    """
 
     row: np.ndarray
     y: np.ndarray
@@ -52,6 +57,12 @@ class NumericPredictions:
     low: np.ndarray
     high: np.ndarray
     time: np.ndarray
+    degrees_of_freedom: float = math.inf
+
+    def take(self, rows: np.ndarray) -> NumericPredictions:
+        """Some of the rows: indices or a mask."""
+        arrays = (self.row, self.y, self.mean, self.std, self.low, self.high, self.time)
+        return NumericPredictions(*(values[rows] for values in arrays), degrees_of_freedom=self.degrees_of_freedom)
 
     @property
     def covered(self) -> np.ndarray:
@@ -93,7 +104,9 @@ def numeric_predictions(run: Run) -> NumericPredictions | None:
     keep = np.isfinite(y) & np.isfinite(mean)
     if not keep.any():
         return None
-    return NumericPredictions(*(each[keep] for each in (_row_numbers(run, len(y)), y, mean, std, low, high, time)))
+    freedom = float(run.facts.get("degrees_of_freedom") or math.inf)
+    rows = _row_numbers(run, len(y))
+    return NumericPredictions(rows, y, mean, std, low, high, time, degrees_of_freedom=freedom).take(keep)
 
 
 def first_column(values: Any, *, allow_infinite: bool = False) -> np.ndarray:

@@ -49,9 +49,9 @@ def add_explanations(run: Run, watcher: Watcher, x: np.ndarray, y: np.ndarray, r
 def record_facts(run: Run, watcher: Watcher) -> None:
     """Fill in `derivation`, the printed algorithm, and `facts`, the numbers of the fit."""
     run.derivation = str(watcher.rules[-1]) if watcher.rules else ""
-    for name in ("bound_", "log_evidence_", "prior_precision_", "noise_"):
+    for name in ("bound_", "log_evidence_", "prior_precision_", "noise_", "degrees_of_freedom_"):
         value = getattr(run.estimator, name, None)
-        if isinstance(value, float | int | np.floating):
+        if isinstance(value, float | int | np.floating) and not np.isposinf(value):
             run.facts[name.rstrip("_")] = float(value)
         if name == "bound_" and "bound" in run.facts:
             error = getattr(run.estimator, "bound_error_", None)  # None: an expansion at the mean has no error.
