@@ -164,6 +164,20 @@ def test_ridge_agrees_with_scikit_learns():
     np.testing.assert_allclose(std, theirs_std, rtol=5e-3)
 
 
+def test_the_strength_of_several_classes_maximizes_their_own_bound():
+    """Laplace's method would choose a strength twice as large here, and lose 1.6 nats of the bound."""
+    X, y = standardized(load_iris)
+    chosen = LogisticRegression().fit(X, y)
+
+    def value(factor):
+        alpha = factor * chosen.prior_precision_
+        return LogisticRegression(prior_precision=alpha).fit(X, y).bound_ + float(weak_prior({"w": alpha, "unit": 1.0}))
+
+    at_chosen = value(1.0)
+    assert at_chosen > value(2.0) + 0.1
+    assert at_chosen > value(0.5) - 0.05
+
+
 def test_ridge_has_the_intervals_of_least_squares_where_rows_determine_the_weights():
     rng = np.random.default_rng(3)
     X, new = rng.normal(size=(12, 4)), rng.normal(size=(6, 4))

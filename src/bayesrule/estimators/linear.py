@@ -34,6 +34,7 @@ from .preprocessing import encode_classes, example_weights, mean_and_scale
 from .ridge import RidgeRegression
 
 _ROUGH_TOLERANCE = 1e-2  # Nats, for fits by Laplace's method that only provide the start of another fit.
+_MOST_WEIGHTS = 300  # Of several outputs; up to these, steps that average over q are cheap enough to choose α by.
 _SUBSET_ROWS = 20_000  # Of very many rows, a subset of this size determines the prior's precision.
 
 
@@ -117,9 +118,11 @@ class _LinearModel(Estimator):
     ) -> tuple[Evidence, bool]:
         """Choose the prior's precision α by the evidence.
 
-        The evidence is that of the rule's own posterior if its bound is exact and its steps are cheap. With several
-        outputs (expensive steps), random points or mini-batches (no exact bound), or very many rows (of which a subset
-        is enough), α is chosen by the evidence of Laplace's method, and the rule is run afterwards.
+        The evidence is that of the rule's own posterior if its bound is exact and its steps are cheap. With many
+        weights of several outputs (expensive steps), random points or mini-batches (no exact bound), or very many rows
+        (of which a subset is enough), α is chosen by the evidence of Laplace's method, and the rule is run afterwards.
+        Where classes are nearly separable, Laplace's method takes the skewed posterior for a narrow one, and its α is
+        several times too large.
 
         Returns:
             α with the fit at it, and whether that fit is the final one.
@@ -127,7 +130,8 @@ class _LinearModel(Estimator):
         subset = _subset(len(X))
         is_huge = len(X) > max(CONCENTRATED * X.shape[1], 10 * _SUBSET_ROWS) and bool(weights[subset].sum() > 0)
         is_exact = rule.family.kind is Gaussian and not rule.points.random and self.batch_size is None and not is_huge
-        use_rule = is_exact and (rule.points.delta or start["w"].ndim == 1)
+        is_cheap = start["w"].ndim == 1 or start["w"].size <= _MOST_WEIGHTS
+        use_rule = is_exact and (rule.points.delta or is_cheap)
         hyper: Any = {"w": 1.0, "unit": _weight_unit(X[subset], weights[subset])}
         options: Any = {
             "method": "conjugate",
