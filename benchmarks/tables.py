@@ -44,7 +44,7 @@ import numpy as np
 from scipy.stats import poisson
 from threadpoolctl import threadpool_limits
 
-from bayesrule.report.held_out_rows import numeric_predictions
+from bayesrule.report.held_out_rows import left_out_predictions, numeric_predictions
 from bayesrule.report.interval_checks import find_problems
 from bayesrule.runs import score
 from bayesrule.runs.run import Run
@@ -338,9 +338,10 @@ def judge_split(table: Table, source: Source, model: str | None, seed: int) -> t
 
 
 def warns_of_intervals(run: Run) -> bool:
-    """Whether the report says that the intervals of the held-out rows are wrong."""
+    """Whether the report says that the intervals are wrong."""
     rows = numeric_predictions(run)
-    return rows is not None and bool(find_problems(rows, counts=run.config["task"] == "counts"))
+    counts = run.config["task"] == "counts"
+    return rows is not None and bool(find_problems(rows, counts=counts, left_out=left_out_predictions(run)))
 
 
 class Judged(NamedTuple):

@@ -6,7 +6,7 @@ import scipy.stats
 
 from bayesrule import metrics
 from bayesrule.report import interval_checks
-from bayesrule.report.held_out_rows import NumericPredictions
+from bayesrule.report.held_out_rows import NumericPredictions, left_out_predictions
 from bayesrule.report.page import render_report
 from report import runs
 
@@ -55,6 +55,25 @@ def test_noise_that_grows_with_the_prediction_is_found():
     assert f"{100 * shares[2]:.0f}" in problem.finding.replace("\u202f", " ")
     assert "logarithm" in problem.advice
     assert "logarithm" not in interval_checks.find_problems(predictions(y - 9, mean - 4, std), counts=False)[0].advice
+
+
+def test_training_rows_that_were_left_out_show_it_where_few_rows_were_held_out():
+    rng = np.random.default_rng(7)
+    mean = rng.uniform(0, 1, 200)
+    y = mean + (0.2 + 1.6 * mean) * rng.standard_normal(200)
+    rows = predictions(y, mean, np.std(y - mean))
+    few, others = rows.take(np.arange(10)), rows.take(np.arange(10, 200))
+    assert not interval_checks.find_problems(few, counts=False)
+    assert "not constant" in interval_checks.find_problems(few, counts=False, left_out=others)[0].finding
+    run = runs.regression()
+    assert left_out_predictions(run) is None  # a run of an earlier version has no "std" there
+    run.influence |= {
+        "y": run.influence["log_density"],
+        "mean": 0 * run.influence["influence"],
+        "std": 1.0 + 0 * run.influence["influence"],
+    }
+    run.influence["std"][0] = np.nan
+    assert len(left_out_predictions(run).y) == len(run.influence["row"]) - 1
 
 
 def test_noise_that_is_least_in_the_middle_is_found():

@@ -59,6 +59,13 @@ class NumericPredictions:
     time: np.ndarray
     degrees_of_freedom: float = math.inf
 
+    def joined(self, other: NumericPredictions) -> NumericPredictions:
+        """These rows and others, for which the same degrees of freedom hold."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("row", "y", "mean", "std", "low", "high"))
+        columns = [np.concatenate(pair) for pair in pairs]
+        time = np.arange(len(columns[0]))
+        return NumericPredictions(*columns, time=time, degrees_of_freedom=self.degrees_of_freedom)
+
     def take(self, rows: np.ndarray) -> NumericPredictions:
         """Some of the rows: indices or a mask."""
         arrays = (self.row, self.y, self.mean, self.std, self.low, self.high, self.time)
@@ -107,6 +114,21 @@ def numeric_predictions(run: Run) -> NumericPredictions | None:
     freedom = float(run.facts.get("degrees_of_freedom") or math.inf)
     rows = _row_numbers(run, len(y))
     return NumericPredictions(rows, y, mean, std, low, high, time, degrees_of_freedom=freedom).take(keep)
+
+
+def left_out_predictions(run: Run) -> NumericPredictions | None:
+    """The training rows of a regression, each predicted by the posterior without it; None where there are none.
+
+    Noise and strength of the prior were learnt with the row, so that such rows show whether the noise is the same
+    everywhere, but not whether it is large enough.
+    """
+    if task(run) != "regression" or "std" not in run.influence or not np.size(run.influence.get("y", ())):
+        return None
+    y, mean, std = (first_column(run.influence[name]) for name in ("y", "mean", "std"))
+    freedom = float(run.facts.get("degrees_of_freedom") or math.inf)
+    low, high = interval(mean, std, degrees_of_freedom=freedom)
+    rows, keep = np.asarray(run.influence["row"]), np.isfinite(y) & np.isfinite(mean) & np.isfinite(std)
+    return NumericPredictions(rows, y, mean, std, low, high, np.arange(len(y)), degrees_of_freedom=freedom).take(keep)
 
 
 def first_column(values: Any, *, allow_infinite: bool = False) -> np.ndarray:

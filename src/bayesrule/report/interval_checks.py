@@ -1,4 +1,4 @@
-"""Checks of the predictive distribution of numbers on held-out rows: is its width right, everywhere and in the tails?
+"""Checks of the predictive distribution of numbers on rows it was not fitted to: is its width right, also in the tails?
 
 A linear model with constant noise gives all rows intervals of about the same width. Where the noise grows with the
 prediction, where a few errors are very large, or where counts vary more than a Poisson distribution allows, these
@@ -21,7 +21,7 @@ from .held_out_rows import NumericPredictions
 LEVEL = 0.01 / 3
 """The probability that one check of three finds a problem where there is none."""
 FEWEST_ROWS = 20
-"""Fewer held-out rows than these are not tested: they would show only the grossest of problems."""
+"""Fewer rows than these are not tested: they would show only the grossest of problems."""
 
 
 class Problem(NamedTuple):
@@ -31,20 +31,25 @@ class Problem(NamedTuple):
     advice: str
 
 
-def find_problems(rows: NumericPredictions, *, counts: bool) -> list[Problem]:
+def find_problems(
+    rows: NumericPredictions, *, counts: bool, left_out: NumericPredictions | None = None
+) -> list[Problem]:
     """What is wrong with the predictive distribution of these rows; nothing where chance explains it.
 
     Args:
         rows: the held-out rows.
         counts: whether they are counts, with discrete distributions.
+        left_out: training rows, each predicted without itself. There are more of them than held-out rows, and they
+            show as well where the noise is not constant or has heavy tails.
     """
-    rows = rows.take(np.isfinite(rows.std) & (rows.std > 0))
-    if len(rows.y) < FEWEST_ROWS:
-        return []
-    checks = (_check_dispersion,) if counts else (_check_constant_noise, _check_tails)
-    found = [problem for check in (_check_coverage, *checks) for problem in [check(rows, counts)] if problem]
-    # Wrong tails or a wrong spread imply a wrong coverage, which is then no finding of its own.
-    return found[1:] if len(found) > 1 and found[0].finding.startswith("The 90") else found
+    usable = lambda each: each.take(np.isfinite(each.std) & (each.std > 0))
+    rows = usable(rows)
+    every = rows if left_out is None else rows.joined(usable(left_out))
+    checks = [(_check_dispersion, rows)] if counts else [(_check_constant_noise, every), (_check_tails, every)]
+    found = [problem for check, part in checks if len(part.y) >= FEWEST_ROWS for problem in [check(part)] if problem]
+    # Wrong tails or a wrong spread imply a wrong coverage, which is a finding of its own only without them.
+    coverage = _check_coverage(rows, counts) if len(rows.y) >= FEWEST_ROWS and not found else None
+    return [coverage] if coverage else found
 
 
 def normal_scores(rows: NumericPredictions) -> np.ndarray:
@@ -78,7 +83,7 @@ def _check_coverage(rows: NumericPredictions, counts: bool) -> Problem | None:
     )
 
 
-def _check_constant_noise(rows: NumericPredictions, counts: bool) -> Problem | None:
+def _check_constant_noise(rows: NumericPredictions) -> Problem | None:
     """A rank test: do the sizes of the errors follow a straight line or a parabola in the predictions?
 
     With ranks u of the predictions, the correlations of the errors' ranks with u and with its second Legendre
@@ -107,7 +112,7 @@ def _check_constant_noise(rows: NumericPredictions, counts: bool) -> Problem | N
     )
 
 
-def _check_tails(rows: NumericPredictions, counts: bool) -> Problem | None:
+def _check_tails(rows: NumericPredictions) -> Problem | None:
     """Anscombe and Glynn's test of the kurtosis."""
     z = normal_scores(rows)
     # A constant error has no kurtosis; the test is defined for at least 20 values, which `find_problems` requires.
@@ -124,7 +129,7 @@ def _check_tails(rows: NumericPredictions, counts: bool) -> Problem | None:
     )
 
 
-def _check_dispersion(rows: NumericPredictions, counts: bool) -> Problem | None:
+def _check_dispersion(rows: NumericPredictions) -> Problem | None:
     """Σ(y − m)² against its expectation Σv, as a normal test with the variance Σ(2v² + v) of a Poisson distribution."""
     variance = rows.std**2
     ratio = float(np.sum((rows.y - rows.mean) ** 2) / np.sum(variance))

@@ -132,4 +132,9 @@ def _influence(estimator: Any, likelihood: Any, x: np.ndarray, y: np.ndarray, ro
             likelihood, estimator.posterior_, x[subset] - x_mean, y[subset] - float(y_mean), noise
         )
     mean = mean + float(y_mean)
-    return {"row": rows[subset], "influence": nats, "log_density": log_density, "y": y[subset], "mean": mean}
+    left_out = {"row": rows[subset], "influence": nats, "log_density": log_density, "y": y[subset], "mean": mean}
+    if likelihood == "normal" and noise is not None:
+        # Without the row, whose share h of its own prediction is v/σ², the variance of a new y is σ²/(1 − h).
+        _, std = estimator.predict(x[subset], return_std=True)
+        left_out["std"] = np.sqrt(noise / np.maximum(2 - std**2 / noise, 1e-12))
+    return left_out

@@ -15,7 +15,14 @@ from ..calibration_math import (
     predictive_cdf,
 )
 from ..format_numbers import counted, number, percent
-from ..held_out_rows import ClassPredictions, NumericPredictions, class_predictions, numeric_predictions, task
+from ..held_out_rows import (
+    ClassPredictions,
+    NumericPredictions,
+    class_predictions,
+    left_out_predictions,
+    numeric_predictions,
+    task,
+)
 from ..interval_checks import find_problems
 from ..markup import Markup, join, tag, user_text
 from .layout import figure, legend, side_by_side
@@ -111,7 +118,8 @@ def _render_numbers(run: Run, rows: NumericPredictions) -> Markup | None:
     )
     problems = [
         tag("p", tag("b", problem.finding, class_="warn"), " ", problem.advice)
-        for problem in (find_problems(rows, counts=counts) if task(run) != "sequence" else [])
+        for problem in find_problems(rows, counts=counts, left_out=left_out_predictions(run))
+        if task(run) != "sequence"
     ]
     covered_share = tag("b", percent(float(np.mean(rows.covered))))
     return join(tag("p", covered_share, summary), *problems, side_by_side(curve, histogram))
