@@ -127,6 +127,12 @@ def test_intervals_are_scipys_and_hold_what_they_claim(level):
     np.testing.assert_allclose(jitted, inside, rtol=1e-12)
 
 
+def test_intervals_of_student_t_are_scipys():
+    low, high = metrics.interval(1.0, 2.0, 0.8, degrees_of_freedom=3.5)
+    np.testing.assert_allclose([low, high], stats.t.interval(0.8, 3.5, 1.0, 2.0), rtol=1e-12)
+    np.testing.assert_allclose(metrics.interval(1.0, 2.0, 0.8, 1e9), stats.norm.interval(0.8, 1.0, 2.0), rtol=1e-8)
+
+
 def test_mixture_likelihood():
     outputs, target = RNG.normal(size=(7, 50)), RNG.normal(size=50)
     expected = np.log(stats.norm.pdf(target, outputs, 0.5).mean(0)).mean()
@@ -165,6 +171,7 @@ def test_half_precision_counts_all_examples():
         (lambda: metrics.mixture_log_likelihood([0.0], [0.0], 1.0), r"\(S, N\)"),
         (lambda: metrics.auroc([], [1.0]), "at least one"),
         (lambda: metrics.interval(0.0, 1.0, level=90), "between 0 and 1"),
+        (lambda: metrics.interval(0.0, 1.0, degrees_of_freedom=0), "above 0"),
         (lambda: metrics.coverage([0.0], [1.0, 2.0], [3.0]), "same shape"),
     ],
 )

@@ -18,7 +18,7 @@ from jax.core import Tracer
 from jax.scipy.special import entr, logsumexp
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
-from scipy.special import ndtri
+from scipy.special import ndtri, stdtrit
 
 Values: TypeAlias = ArrayLike | Sequence[Any]
 """An array, or nested lists of numbers."""
@@ -191,8 +191,10 @@ def rmse(prediction: Values, target: Values) -> Float[Array, ""]:
     return jnp.sqrt(jnp.mean((guess - truth) ** 2))
 
 
-def interval(mean: Values, std: Values, level: float = 0.9) -> tuple[Any, Any]:
+def interval(mean: Values, std: Values, level: float = 0.9, degrees_of_freedom: float = math.inf) -> tuple[Any, Any]:
     """The central interval of N(mean, std²) that holds the share `level` of its probability: its two limits.
+
+    With `degrees_of_freedom` it is that of the Student-t distribution with this location and scale.
 
     JAX arrays give JAX arrays; anything else gives NumPy arrays, so that files and reports keep all digits.
 
@@ -200,15 +202,19 @@ def interval(mean: Values, std: Values, level: float = 0.9) -> tuple[Any, Any]:
         mean: means of the predictions.
         std: their standard deviations, of a shape that broadcasts.
         level: the probability inside, between 0 and 1.
+        degrees_of_freedom: of a Student-t distribution, above 0; infinitely many are a normal one.
 
     >>> low, high = interval(10.0, 2.0)
     >>> round(float(low), 3), round(float(high), 3)
     (6.71, 13.29)
     """
+    if not degrees_of_freedom > 0:
+        raise ValueError(f"degrees_of_freedom= of a Student-t distribution is above 0; got {degrees_of_freedom}.")
     if not 0 < level < 1:
         raise ValueError(f"level= is the probability inside the interval, between 0 and 1; got {level}.")
     center, scale = _numeric(mean), _numeric(std)
-    half_width = float(ndtri((1 + level) / 2)) * scale
+    upper = (1 + level) / 2
+    half_width = float(stdtrit(degrees_of_freedom, upper) if degrees_of_freedom < math.inf else ndtri(upper)) * scale
     return center - half_width, center + half_width
 
 

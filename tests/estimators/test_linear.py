@@ -2,6 +2,7 @@
 
 import pickle
 
+import jax
 import numpy as np
 import pytest
 from scipy.stats import multivariate_normal
@@ -14,9 +15,12 @@ from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from statsmodels.api import OLS, add_constant
 
 import bayesrule as blr
+from bayesrule import metrics
 from bayesrule.estimators import LogisticRegression, PoissonRegression, RidgeRegression
+from bayesrule.models import ridge
 from bayesrule.models.regression import weak_prior
 
 
@@ -158,6 +162,69 @@ def test_ridge_agrees_with_scikit_learns():
     theirs_mean, theirs_std = theirs.predict(X, return_std=True)
     np.testing.assert_allclose(mean, theirs_mean, rtol=1e-3)
     np.testing.assert_allclose(std, theirs_std, rtol=5e-3)
+
+
+def test_the_strength_of_several_classes_maximizes_their_own_bound():
+    """Laplace's method would choose a strength twice as large here, and lose 1.6 nats of the bound."""
+    X, y = standardized(load_iris)
+    chosen = LogisticRegression().fit(X, y)
+
+    def value(factor):
+        alpha = factor * chosen.prior_precision_
+        return LogisticRegression(prior_precision=alpha).fit(X, y).bound_ + float(weak_prior({"w": alpha, "unit": 1.0}))
+
+    at_chosen = value(1.0)
+    assert at_chosen > value(2.0) + 0.1
+    assert at_chosen > value(0.5) - 0.05
+
+
+def test_ridge_has_the_intervals_of_least_squares_where_rows_determine_the_weights():
+    rng = np.random.default_rng(3)
+    X, new = rng.normal(size=(12, 4)), rng.normal(size=(6, 4))
+    y = X @ [300.0, -200.0, 100.0, 50.0] + 7 + rng.normal(size=12)
+    model = RidgeRegression().fit(X, y)
+    assert model.degrees_of_freedom_ == pytest.approx(7, abs=0.01)  # 12 rows, 4 weights and an intercept
+    mean, std = model.predict(new, return_std=True)
+    ours = metrics.interval(mean, std, degrees_of_freedom=model.degrees_of_freedom_)
+    theirs = OLS(y, add_constant(X)).fit().get_prediction(add_constant(new)).conf_int(obs=True, alpha=0.1)
+    np.testing.assert_allclose(np.stack(ours, axis=1), theirs, rtol=2e-3, atol=2e-3)
+
+
+def test_degrees_of_freedom_are_the_curvature_of_the_evidence():
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(30, 6)) * [3.0, 1.0, 1.0, 0.3, 0.1, 0.1]
+    y = X @ rng.normal(size=6) + rng.normal(size=30)
+    rows = ridge.decompose(X, y).spectrum(30)
+    log_alpha, log_beta = 0.3, -0.2
+    unexplained = lambda t: np.sum(1 / (1 + np.exp(t) * rows.squares[:6])) + 24
+    log_variance = lambda a, b: -b - np.log(unexplained(b - a))
+    with jax.enable_x64(True):
+        gradient = lambda a, b: np.array(
+            [float(g) for g in map(ridge.log_evidence({"w": a, "noise": b}, rows)[1].get, ("w", "noise"))]
+        )
+        step = 1e-5
+        hessian = np.stack([
+            (gradient(log_alpha + step, log_beta) - gradient(log_alpha - step, log_beta)) / (2 * step),
+            (gradient(log_alpha, log_beta + step) - gradient(log_alpha, log_beta - step)) / (2 * step),
+        ])  # fmt: skip
+    slope = np.array([
+        (log_variance(log_alpha + step, log_beta) - log_variance(log_alpha - step, log_beta)) / (2 * step),
+        (log_variance(log_alpha, log_beta + step) - log_variance(log_alpha, log_beta - step)) / (2 * step),
+    ])  # fmt: skip
+    covariance = np.linalg.inv(-hessian)
+    hyper = {"w": float(np.exp(log_alpha)), "noise": float(np.exp(log_beta))}
+    assert ridge.degrees_of_freedom(hyper, rows) == pytest.approx(2 / (slope @ covariance @ slope), rel=1e-5)
+    only_noise = -2 * hessian[1, 1] / slope[1] ** 2
+    assert ridge.degrees_of_freedom(hyper, rows, ("w",)) == pytest.approx(only_noise, rel=1e-5)
+    assert RidgeRegression(prior_precision=1.0, noise=1.0).fit(X, y).degrees_of_freedom_ == np.inf
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(2, 1), (5, 40), (3, 3)])
+def test_degrees_of_freedom_of_few_rows_are_finite(rows, columns):
+    rng = np.random.default_rng(5)
+    X = rng.normal(size=(rows, columns))
+    model = RidgeRegression().fit(X, X @ rng.normal(size=columns))
+    assert 1 <= model.degrees_of_freedom_ <= 2 * rows
 
 
 def test_ridge_by_any_name():

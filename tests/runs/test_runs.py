@@ -118,9 +118,11 @@ def test_a_saved_run_predicts_the_same(tmp_path, target, leave, task):
 def test_intervals_hold_nine_tenths():
     """Low and high are the 5 % and the 95 % quantile: by SciPy for numbers and for counts, and for their baseline."""
     data, config = make_request("score", "good", "visits", params={"prior_precision": 1.0})
-    ahead = train(data, config).predict(data)
+    run = train(data, config)
+    ahead, student = run.predict(data), stats.t(run.facts["degrees_of_freedom"])
     for name, quantile in (("low", 0.05), ("high", 0.95)):
-        np.testing.assert_allclose(ahead[name], stats.norm.ppf(quantile, ahead["prediction"], ahead["std"]), rtol=1e-9)
+        expected = ahead["prediction"] + student.ppf(quantile) * ahead["std"]
+        np.testing.assert_allclose(ahead[name], expected, rtol=1e-9, atol=1e-12)
 
     class Counts:
         def predict(self, x, return_std):

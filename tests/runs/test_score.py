@@ -11,7 +11,7 @@ from numpy.testing import assert_allclose
 from sklearn.metrics import r2_score
 
 import bayesrule as blr
-from bayesrule.estimators import LogisticRegression, PoissonRegression
+from bayesrule.estimators import LogisticRegression, PoissonRegression, RidgeRegression
 from bayesrule.models import regression
 from bayesrule.runs import explain, score
 from bayesrule.runs.influence import leave_rows_out
@@ -32,6 +32,13 @@ def test_metrics_of_gaussian_predictions():
         "coverage90": np.mean((low <= Y) & (high >= Y)),
     }
     assert found == pytest.approx(expected, rel=1e-6)
+
+
+def test_metrics_of_student_t_predictions():
+    found = score.score_gaussian(Y, MEAN, STD, 4.5)
+    low, high = st.t(4.5, MEAN, STD).interval(0.9)
+    assert found["nll"] == pytest.approx(-st.t(4.5, MEAN, STD).logpdf(Y).mean(), rel=1e-12)
+    assert found["coverage90"] == np.mean((low <= Y) & (high >= Y))
 
 
 def test_the_baseline_of_classes_has_one_more_row_of_each():
@@ -144,3 +151,13 @@ def test_missing_numbers_are_filled_by_the_imputer():
     filled = Preprocessing(None, SimpleNamespace(fill=fill)).impute(rows)
     assert_allclose(filled, [[1.0, 7.0], [2.0, 3.0], [7.0, 7.0]])
     assert_allclose(Preprocessing(None).impute(rows), [[1.0, 0.0], [2.0, 3.0], [0.0, 0.0]])
+
+
+def test_the_deviation_of_a_row_left_out_is_that_of_a_fit_without_it():
+    x, y = RANDOM.normal(size=(12, 3)), RANDOM.normal(size=12)
+    model = RidgeRegression(prior_precision=0.7, noise=0.4)
+    found = explain._influence(model.fit(x, y), "normal", x, y, np.arange(12))
+    for row in (0, 7):
+        rest = np.arange(12) != row
+        mean, std = RidgeRegression(prior_precision=0.7, noise=0.4).fit(x[rest], y[rest]).predict(x[[row]], True)
+        assert_allclose([found["mean"][row], found["std"][row]], [mean[0], std[0]], rtol=1e-8)

@@ -35,6 +35,7 @@ from .preprocessing import encode_classes, example_weights, mean_and_scale
 from .ridge import RidgeRegression
 
 _ROUGH_TOLERANCE = 1e-2  # Nats, for fits by Laplace's method that only provide the start of another fit.
+_MOST_WEIGHTS = 300  # Of several outputs; up to these, steps that average over q are cheap enough to choose α by.
 _SUBSET_ROWS = 20_000  # Of very many rows, a subset of this size determines the prior's precision.
 
 
@@ -131,9 +132,11 @@ class _LinearModel(Estimator):
     ) -> tuple[Evidence, bool]:
         """Choose the prior's precision α by the evidence.
 
-        The evidence is that of the rule's own posterior if its bound is exact and its steps are cheap. With several
-        outputs (expensive steps), random points or mini-batches (no exact bound), or very many rows (of which a subset
-        is enough), α is chosen by the evidence of Laplace's method, and the rule is run afterwards.
+        The evidence is that of the rule's own posterior if its bound is exact and its steps are cheap. With many
+        weights of several outputs (expensive steps), random points or mini-batches (no exact bound), or very many rows
+        (of which a subset is enough), α is chosen by the evidence of Laplace's method, and the rule is run afterwards.
+        Where classes are nearly separable, Laplace's method takes the skewed posterior for a narrow one, and its α is
+        several times too large.
 
         Returns:
             α with the fit at it, and whether that fit is the final one.
@@ -141,7 +144,9 @@ class _LinearModel(Estimator):
         subset = _subset(len(X))
         is_huge = len(X) > max(CONCENTRATED * X.shape[1], 10 * _SUBSET_ROWS) and bool(weights[subset].sum() > 0)
         is_exact = rule.family.kind is Gaussian and not rule.points.random and self.batch_size is None and not is_huge
-        use_rule = is_exact and (rule.points.delta or self._kind != "softmax")
+        several = self._kind == "softmax"
+        is_cheap = not several or start["w"].size <= _MOST_WEIGHTS
+        use_rule = is_exact and (rule.points.delta or is_cheap)
         hyper: Any = {"w": 1.0, "unit": _weight_unit(X[subset], weights[subset])}
         options: Any = {
             "method": "conjugate",
@@ -151,14 +156,19 @@ class _LinearModel(Estimator):
             "held": ("unit",),
         }
         final: Any = {"steps": self.max_iter, "tolerance": self.tol}
-        if use_rule:
+        if use_rule and (rule.points.delta or not several):
             return empirical_bayes(rule, objective, hyper, start, data, **options, **final), True
         laplace_data = data
         if is_huge:
             subset_weights = weights[subset] * (weights.sum() / weights[subset].sum())
             laplace_data = _pad_data(X[subset], y[subset], subset_weights, data.examples[0].shape[1])
         rough: Any = {"tolerance": _ROUGH_TOLERANCE}
-        return empirical_bayes(laplace(), objective, hyper, start, laplace_data, **options, **rough), False
+        evidence = empirical_bayes(laplace(), objective, hyper, start, laplace_data, **options, **rough)
+        if not use_rule:
+            return evidence, False
+        # Steps over several outputs are expensive, so that Laplace's method provides the start.
+        start = evidence.result.q
+        return empirical_bayes(rule, objective, evidence.hyper, start, data, **options, **final), True
 
     def _given_precision(self) -> float | None:
         """`prior_precision` as a number; None for "auto"."""

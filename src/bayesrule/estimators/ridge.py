@@ -58,6 +58,9 @@ class RidgeRegression(RegressorMixin, Estimator):
     coef_, intercept_ : the posterior means of w and b, for inputs and targets as they are.
     prior_precision_, noise_ : α and σ². The prior precision of `coef_[j]` is `prior_precision_ * x_scale_[j]**2`.
     x_scale_ : the standard deviations of the columns; ones for a `prior_precision` that was given.
+    degrees_of_freedom_ : those of a Student-t distribution for a new y, with the mean and the scale that
+        `predict(return_std=True)` returns. It is wider than a normal distribution because α and σ² are learnt from few
+        rows; infinite where both are given.
     log_evidence_ : the exact log evidence.
     triangle_, n_samples_seen_ : R and the sum of the weights, to which `partial_fit` adds.
     n_iter_ : the number of steps.
@@ -162,9 +165,9 @@ class RidgeRegression(RegressorMixin, Estimator):
         }
         held = ("w",) * (given_precision is not None) + ("noise",) * (given_noise is not None)
         parts = ridge.decompose(triangle[:, 1:-1], triangle[:, -1])
+        spectrum = parts.spectrum(self.n_samples_seen_ - bool(self.fit_intercept))
         if len(held) < 2:
-            rows = parts.spectrum(self.n_samples_seen_ - bool(self.fit_intercept))
-            score = lambda log_hyper: ridge.log_evidence(log_hyper, rows)
+            score = lambda log_hyper: ridge.log_evidence(log_hyper, spectrum)
             hyper = maximize(score, hyper, within=_LARGEST_FACTOR, held=held, relative_gain=1e-15).hyper
         largest = float(np.max(parts.values, initial=0.0)) ** 2
         if given_noise is None and not parts.is_full_rank and largest > 0:
@@ -182,6 +185,8 @@ class RidgeRegression(RegressorMixin, Estimator):
         rows, padded_features = bucket(len(triangle)), column_bucket(features)
         examples = pad(triangle[:, :-1], rows, padded_features + 1), pad(triangle[:, -1], rows)
         noise_precision = float(hyper["noise"])
+        known = {"w": float(hyper["w"]), "noise": noise_precision}
+        self.degrees_of_freedom_ = ridge.degrees_of_freedom(known, spectrum, held)
         # One step from anywhere gives the posterior. From its mean, rounding errors of an ill-conditioned precision do
         # not enter the mean.
         mean = parts.weights(float(hyper["w"]) / noise_precision)
@@ -216,7 +221,11 @@ class RidgeRegression(RegressorMixin, Estimator):
 
     @double_precision
     def predict(self, X: Any, return_std: bool = False) -> Any:
-        """The mean of a new y, and with `return_std` its standard deviation, with the noise in it."""
+        """The mean of a new y, and with `return_std` its standard deviation, with the noise in it.
+
+        The standard deviation is that for α and σ² as they were learnt. `metrics.interval(mean, std,
+        degrees_of_freedom=model.degrees_of_freedom_)` also has their uncertainty in it, which matters for few rows.
+        """
         X = self._validate(X)
         mean, variance = regression.map_rows(regression.outputs, self.posterior_, X - self.x_mean_)
         mean = mean + self.y_mean_

@@ -163,3 +163,48 @@ def log_evidence(log_hyper: PyTree, rows: Spectrum) -> tuple[Array, PyTree]:
         return -0.5 * (volume + jnp.exp(log_hyper["noise"]) * errors)
 
     return jax.value_and_grad(value)(log_hyper)
+
+
+_LEAST_CURVATURE = 3 / math.pi**2
+"""Of the evidence in log α and log β: that of the log odds of a uniformly distributed share of explained variance."""
+
+
+def degrees_of_freedom(hyper: dict[str, float], rows: Spectrum, held: tuple[str, ...] = ()) -> float:
+    r"""The degrees of freedom ν of a new y, whose α and β are known only as well as the rows determine them.
+
+    If log v has the variance 2/ν under the posterior of the hyper-parameters, a normal y with variance v is about a
+    Student-t of ν degrees of freedom. Here v is the mean variance of a row that is predicted from the others, which is
+    proportional to 1/(β(N − γ)) with the effective number of weights $γ = \sum_k βs_k^2/(α + βs_k^2)$, and the
+    posterior of (log α, log β) is normal around the maximum of the evidence. Rows that determine D weights well leave
+    N − D degrees of freedom, as for least squares; fewer rows than columns leave about N, because they determine the
+    sum of noise and signal, though not how much is noise.
+
+    Args:
+        hyper: α ("w") and β ("noise"), where the evidence is largest.
+        rows: the rows.
+        held: which of them were given, and are known.
+
+    >>> rows = Spectrum(np.full(4, 1e6), np.full(4, 1e6), 20.0, 24.0)
+    >>> round(degrees_of_freedom({"w": 1.0, "noise": 1.0}, rows), 1), degrees_of_freedom({}, rows, ("w", "noise"))
+    (20.0, inf)
+    """
+    # In the coordinates t = log(β/α) and log β; the rows of `free` are the derivatives in log α and in log β.
+    free = np.array([row for name, row in (("w", (-1.0, 0.0)), ("noise", (1.0, 1.0))) if name not in held])
+    if not len(free):
+        return math.inf
+    noise = hyper["noise"]
+    signal = rows.squares > 0
+    along, ratio = rows.along[signal], noise / hyper["w"] * rows.squares[signal]
+    left = 1 / (1 + ratio)  # of each direction, the share that the prior decides
+    known = ratio * left
+    errors = rows.rest + float(np.sum(along * left))
+    cross = -0.5 * noise * np.sum(along * left * known)
+    bend = 0.5 * np.sum(known * left) - 0.5 * noise * np.sum(along * left * known * (left - known))
+    precision = free @ np.array([[bend, cross], [cross, 0.5 * noise * errors]]) @ free.T
+    values, vectors = np.linalg.eigh(precision)
+    unexplained = float(np.sum(left)) + max(rows.size - len(left), 0.0)  # N − γ
+    gradient = free @ np.array([np.sum(known * left) / max(unexplained, 1e-300), -1.0])
+    # Where rows say nothing about the strength of the prior, or the noise was kept above rounding, the evidence is flat
+    # or even bends upwards.
+    variance = np.sum((gradient @ vectors) ** 2 / np.maximum(values, _LEAST_CURVATURE))
+    return max(1.0, 2 / float(variance)) if variance > 0 else math.inf

@@ -7,11 +7,12 @@ function of the interval's level.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax
 import numpy as np
-from scipy.special import betainc, betaincinv, ndtr, pdtr
+from scipy.special import betainc, betaincinv, ndtr, pdtr, stdtr
 
 from .. import metrics
 from .held_out_rows import ClassPredictions, NumericPredictions
@@ -79,13 +80,14 @@ def chance_error(rows: ClassPredictions, bins: int = BINS, draws: int = 400) -> 
 def predictive_cdf(rows: NumericPredictions, *, counts: bool) -> tuple[np.ndarray, np.ndarray]:
     """F(y⁻) and F(y) for each observed y, with F its predictive distribution function; equal where F is continuous.
 
-    The predictive distribution is normal with the row's mean and standard deviation. For `counts` it is negative
-    binomial with the same mean and variance, or Poisson where the variance is not above the mean.
+    The predictive distribution is normal with the row's mean and standard deviation, or a Student-t. For `counts` it
+    is negative binomial with the same mean and variance, or Poisson where the variance is not above the mean.
     """
     keep = np.isfinite(rows.std) & (rows.std > 0) & ((rows.mean > 0) | (not counts))
     y, mean, std = rows.y[keep], rows.mean[keep], rows.std[keep]
     if not counts:
-        at_y = ndtr((y - mean) / std)
+        z = (y - mean) / std
+        at_y = ndtr(z) if rows.degrees_of_freedom == math.inf else stdtr(rows.degrees_of_freedom, z)
         return at_y, at_y
     variance = np.maximum(std**2, mean * (1 + 1e-9))
     size, success = mean**2 / (variance - mean), mean / variance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,11 @@ class ClassPredictions:
 
 @dataclass(frozen=True)
 class NumericPredictions:
-    """Held-out rows with a number each: the `mean` and `std` of a new y, and the 90 % interval from `low` to `high`."""
+    """Held-out rows with a number each: the `mean` and `std` of a new y, and the 90 % interval from `low` to `high`.
+
+    The predictive distribution is normal, or a Student-t with `degrees_of_freedom`, the location `mean` and the scale
+    `std`.
+    """
 
     row: np.ndarray
     y: np.ndarray
@@ -52,6 +57,19 @@ class NumericPredictions:
     low: np.ndarray
     high: np.ndarray
     time: np.ndarray
+    degrees_of_freedom: float = math.inf
+
+    def joined(self, other: NumericPredictions) -> NumericPredictions:
+        """These rows and others, for which the same degrees of freedom hold."""
+        pairs = ((getattr(self, name), getattr(other, name)) for name in ("row", "y", "mean", "std", "low", "high"))
+        columns = [np.concatenate(pair) for pair in pairs]
+        time = np.arange(len(columns[0]))
+        return NumericPredictions(*columns, time=time, degrees_of_freedom=self.degrees_of_freedom)
+
+    def take(self, rows: np.ndarray) -> NumericPredictions:
+        """Some of the rows: indices or a mask."""
+        arrays = (self.row, self.y, self.mean, self.std, self.low, self.high, self.time)
+        return NumericPredictions(*(values[rows] for values in arrays), degrees_of_freedom=self.degrees_of_freedom)
 
     @property
     def covered(self) -> np.ndarray:
@@ -93,7 +111,24 @@ def numeric_predictions(run: Run) -> NumericPredictions | None:
     keep = np.isfinite(y) & np.isfinite(mean)
     if not keep.any():
         return None
-    return NumericPredictions(*(each[keep] for each in (_row_numbers(run, len(y)), y, mean, std, low, high, time)))
+    freedom = float(run.facts.get("degrees_of_freedom") or math.inf)
+    rows = _row_numbers(run, len(y))
+    return NumericPredictions(rows, y, mean, std, low, high, time, degrees_of_freedom=freedom).take(keep)
+
+
+def left_out_predictions(run: Run) -> NumericPredictions | None:
+    """The training rows of a regression, each predicted by the posterior without it; None where there are none.
+
+    Noise and strength of the prior were learnt with the row, so that such rows show whether the noise is the same
+    everywhere, but not whether it is large enough.
+    """
+    if task(run) != "regression" or "std" not in run.influence or not np.size(run.influence.get("y", ())):
+        return None
+    y, mean, std = (first_column(run.influence[name]) for name in ("y", "mean", "std"))
+    freedom = float(run.facts.get("degrees_of_freedom") or math.inf)
+    low, high = interval(mean, std, degrees_of_freedom=freedom)
+    rows, keep = np.asarray(run.influence["row"]), np.isfinite(y) & np.isfinite(mean) & np.isfinite(std)
+    return NumericPredictions(rows, y, mean, std, low, high, np.arange(len(y)), degrees_of_freedom=freedom).take(keep)
 
 
 def first_column(values: Any, *, allow_infinite: bool = False) -> np.ndarray:

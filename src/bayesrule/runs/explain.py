@@ -50,9 +50,9 @@ def add_explanations(run: Run, watcher: Watcher, x: np.ndarray, y: np.ndarray, r
 def record_facts(run: Run, watcher: Watcher) -> None:
     """Fill in `derivation`, the printed algorithm, and `facts`, the numbers of the fit."""
     run.derivation = str(watcher.rules[-1]) if watcher.rules else ""
-    for name in ("bound_", "log_evidence_", "prior_precision_", "noise_"):
+    for name in ("bound_", "log_evidence_", "prior_precision_", "noise_", "degrees_of_freedom_"):
         value = getattr(run.estimator, name, None)
-        if isinstance(value, float | int | np.floating):
+        if isinstance(value, float | int | np.floating) and not np.isposinf(value):
             run.facts[name.rstrip("_")] = float(value)
         if name == "bound_" and "bound" in run.facts:
             error = getattr(run.estimator, "bound_error_", None)  # None: an expansion at the mean has no error.
@@ -146,4 +146,9 @@ def _influence(estimator: Any, likelihood: Any, x: np.ndarray, y: np.ndarray, ro
             likelihood, estimator.posterior_, x[subset] - x_mean, y[subset] - float(y_mean), noise
         )
     mean = mean + float(y_mean)
-    return {"row": rows[subset], "influence": nats, "log_density": log_density, "y": y[subset], "mean": mean}
+    left_out = {"row": rows[subset], "influence": nats, "log_density": log_density, "y": y[subset], "mean": mean}
+    if likelihood == "normal" and noise is not None:
+        # Without the row, whose share h of its own prediction is v/σ², the variance of a new y is σ²/(1 − h).
+        _, std = estimator.predict(x[subset], return_std=True)
+        left_out["std"] = np.sqrt(noise / np.maximum(2 - std**2 / noise, 1e-12))
+    return left_out

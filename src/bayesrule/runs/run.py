@@ -41,7 +41,8 @@ class Run:
 
     `influence` has, for training rows, "row", "influence" (how far the posterior moves without the row, in nats),
     "log_density" (its predictive log density without it), "y" and "mean" (the prediction without it, for two classes
-    the probability of the second); empty where the posterior has no sites.
+    the probability of the second), for a regression also "std" (of a new y without it); empty where the posterior has
+    no sites.
 
     `weights` describes the coefficients where the model is linear: "name", "mean", "std"; for a network "layer",
     "mean", "std" of its weights.

@@ -50,21 +50,33 @@ def score_numbers(y: np.ndarray, mean: np.ndarray, low: np.ndarray, high: np.nda
     }
 
 
-def score_gaussian(y: np.ndarray, mean: Any, std: Any) -> dict[str, float]:
-    """The metrics of `score_numbers` for Gaussian predictions."""
+def score_gaussian(y: np.ndarray, mean: Any, std: Any, degrees_of_freedom: float = math.inf) -> dict[str, float]:
+    """The metrics of `score_numbers` for Gaussian predictions, or Student-t ones with this location and scale."""
     mean, std = np.broadcast_to(mean, y.shape), np.broadcast_to(std, y.shape)
-    nll = float(np.mean(0.5 * ((y - mean) / std) ** 2 + np.log(std) + 0.5 * math.log(2 * math.pi)))
-    return score_numbers(y, mean, *metrics.interval(mean, std), nll)
+    squares = ((y - mean) / std) ** 2
+    if degrees_of_freedom == math.inf:
+        losses = 0.5 * squares + 0.5 * math.log(2 * math.pi)
+    else:
+        half = degrees_of_freedom / 2
+        constant = math.lgamma(half) - math.lgamma(half + 0.5) + 0.5 * math.log(2 * half * math.pi)
+        losses = (half + 0.5) * np.log1p(squares / (2 * half)) + constant
+    low, high = metrics.interval(mean, std, degrees_of_freedom=degrees_of_freedom)
+    return score_numbers(y, mean, low, high, float(np.mean(losses + np.log(std))))
 
 
 def predict_numbers(estimator: Any, x: np.ndarray, task: str) -> dict[str, np.ndarray]:
     """What a regressor predicts: "mean" and "std" of a new y, and its 90 % interval, "low" and "high"."""
     mean, std = estimator.predict(x, return_std=True)
-    low, high = metrics.interval(mean, std)
+    low, high = metrics.interval(mean, std, degrees_of_freedom=degrees_of_freedom(estimator))
     if task == "counts":
         draws = estimator.sample_predictive(x, 500, random_state=0)
         low, high = np.quantile(draws, [0.05, 0.95], axis=0, method="inverted_cdf")
     return {"mean": mean, "std": std, "low": low, "high": high}
+
+
+def degrees_of_freedom(estimator: Any) -> float:
+    """Those of an estimator's Student-t predictions; infinitely many where predictions are normal."""
+    return float(getattr(estimator, "degrees_of_freedom_", math.inf))
 
 
 def score_poisson_baseline(y: np.ndarray, rate: float) -> dict[str, float]:

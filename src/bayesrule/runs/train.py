@@ -238,7 +238,8 @@ def _score(
     if task == "counts":
         nll = -float(np.mean(estimator.log_predictive(x, y)))
         return score.score_numbers(y, predictions["mean"], predictions["low"], predictions["high"], nll), predictions
-    return score.score_gaussian(y, predictions["mean"], predictions["std"]), predictions
+    freedom = score.degrees_of_freedom(estimator)
+    return score.score_gaussian(y, predictions["mean"], predictions["std"], freedom), predictions
 
 
 def _score_baseline(

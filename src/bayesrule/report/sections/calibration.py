@@ -15,7 +15,15 @@ from ..calibration_math import (
     predictive_cdf,
 )
 from ..format_numbers import counted, number, percent
-from ..held_out_rows import ClassPredictions, NumericPredictions, class_predictions, numeric_predictions, task
+from ..held_out_rows import (
+    ClassPredictions,
+    NumericPredictions,
+    class_predictions,
+    left_out_predictions,
+    numeric_predictions,
+    task,
+)
+from ..interval_checks import find_problems
 from ..markup import Markup, join, tag, user_text
 from .layout import figure, legend, side_by_side
 
@@ -85,6 +93,8 @@ def _render_numbers(run: Run, rows: NumericPredictions) -> Markup | None:
     levels = np.linspace(0, 1, 51)
     covered = central_coverage(lower, upper, levels)
     distribution = "a Poisson or negative binomial distribution" if counts else "a normal distribution"
+    if np.isfinite(rows.degrees_of_freedom):
+        distribution = f"a Student-t distribution ({number(rows.degrees_of_freedom)} degrees of freedom)"
     curve = figure(
         charts.coverage_curve(levels, covered, len(lower)),
         f"Central intervals of every level, from {distribution} with the row's mean and standard deviation. On the "
@@ -106,4 +116,10 @@ def _render_numbers(run: Run, rows: NumericPredictions) -> Markup | None:
         f" of the {counted(len(rows.y), 'held-out value')} lie inside their 90 % intervals, {coverage_of_50} inside "
         "the central 50 % intervals."
     )
-    return join(tag("p", tag("b", percent(float(np.mean(rows.covered)))), summary), side_by_side(curve, histogram))
+    problems = [
+        tag("p", tag("b", problem.finding, class_="warn"), " ", problem.advice)
+        for problem in find_problems(rows, counts=counts, left_out=left_out_predictions(run))
+        if task(run) != "sequence"
+    ]
+    covered_share = tag("b", percent(float(np.mean(rows.covered))))
+    return join(tag("p", covered_share, summary), *problems, side_by_side(curve, histogram))
