@@ -257,7 +257,7 @@ TABLES = {
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # scikit-learn's, at its own settings
 @pytest.mark.parametrize("load", TABLES.values(), ids=TABLES)
 def test_no_worse_than_scikit_learn(load):
-    """The mean difference over eight splits is not beyond two of its standard errors to our disadvantage."""
+    """In accuracy and NLL, the mean difference over eight splits is not two standard errors to our disadvantage."""
     scores = compare(
         *load(),
         lambda seed: MLPClassifier(random_state=seed),
@@ -265,7 +265,7 @@ def test_no_worse_than_scikit_learn(load):
         of_classes,
         splits=8,
     )
-    losses = (scores[:, 0] - scores[:, 1]) * [-1, 1, 1]
+    losses = (scores[:, 0] - scores[:, 1])[:, :2] * [-1, 1]
     mean, error = losses.mean(0), losses.std(0, ddof=1) / np.sqrt(len(losses))
     assert np.all(mean < 2 * error), (mean, error)
 
