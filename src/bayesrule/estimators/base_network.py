@@ -32,8 +32,8 @@ from .held_out import Folds, divide_rows
 from .named_recipes import prediction_method
 
 _DEFAULT_BATCH = 200
-# Of many rows, a fit that only serves to choose the prior takes so many steps at most: a search of some eight fits then
-# costs less than the fit itself.
+# Of many rows, a fit that only serves to choose the prior takes so many steps at most (or one epoch), so that the price
+# of a search does not grow with the rows beyond about 2000.
 _MOST_SEARCH_STEPS = 2000
 
 
