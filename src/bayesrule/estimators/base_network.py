@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from abc import abstractmethod
+from collections.abc import Callable
 from functools import partial
 from numbers import Integral
 from typing import Any, ClassVar, Self
@@ -28,9 +29,13 @@ from ..objectives.objective import Objective
 from ..points.relaxed import Sign
 from ..rule.rule import Rule
 from .base import Estimator, make_key, to_numpy
+from .held_out import Folds, divide_rows
 from .named_recipes import prediction_method
 
 _DEFAULT_BATCH = 200
+# Of many rows, a fit that only serves to choose the prior takes so many steps at most (or one epoch), so that the price
+# of a search does not grow with the rows beyond about 2000.
+_MOST_SEARCH_STEPS = 2000
 
 
 class NetworkEstimator(Estimator):
@@ -71,16 +76,20 @@ class NetworkEstimator(Estimator):
             rule: the algorithm, whose temperature the regularizer may depend on.
         """
 
-    def _choose_prior(self, network: Network, start: Any, data: Weighted, options: dict[str, Any]) -> None:
-        """Choose hyper-parameters of the prior by a preliminary fit.
+    def _choose_prior(
+        self, rule: Rule, run: Callable[[Weighted], Result], data: Weighted, divide: Callable[[], Folds] | None
+    ) -> None:
+        """Choose hyper-parameters of the prior by preliminary fits.
 
         Called before a fit from freshly initialised parameters, not before one that goes on.
 
         Args:
-            network: what `_network` returned.
-            start: the initial parameters of the network.
+            rule: the algorithm of the preliminary fits.
+            run: fits weighted rows from the initial parameters, under the hyper-parameters that are set when it is
+                called.
             data: the padded rows.
-            options: arguments of the fit: "steps", "batch_size" and "key".
+            divide: divides the padded rows, for holding some of them out. None in `partial_fit`, whose first rows may
+                be few.
         """
 
     def _layer_sizes(self, inputs: int, outputs: int) -> tuple[int, ...]:
@@ -108,6 +117,7 @@ class NetworkEstimator(Estimator):
             steps_per_epoch = 1 if full_batch else -(-rows // batch_size)
             steps = epochs * steps_per_epoch
             rule, network = self._rule(None if incremental else steps), self._network()
+            self.prediction_method_ = prediction_method(rule)
             total_weight = float(weights.sum())
             data = Weighted(
                 (pad(self._standardize(X, dtype), rows), pad(y, rows)),
@@ -115,16 +125,22 @@ class NetworkEstimator(Estimator):
                 total_weight,
             )
             start_key, batch_key = jax.random.split(make_key(self.random_state))
-            options = {"steps": steps, "batch_size": None if full_batch else batch_size, "key": batch_key}
+            options = {"batch_size": None if full_batch else batch_size, "key": batch_key}
             state = getattr(self, "state_", None) if incremental else None
             self.t_ = total_weight + (self.t_ if state is not None else 0.0)
+
+            def run(rule: Rule, data: Weighted, size: float, steps: int) -> Result:
+                return self._run(rule, self._objective(network, size, rule), begin, data, steps=steps, **options)
+
             if state is None:
-                start: Any = _init_params(start_key, network)
-                self._choose_prior(network, start, data, options)
+                begin: Any = _init_params(start_key, network)
+                divide = None if incremental else partial(_divide_padded, X, y, weights, rows, start_key)
+                short = min(steps, max(steps_per_epoch, _MOST_SEARCH_STEPS))
+                short_rule = rule if short == steps else self._rule(short)
+                self._choose_prior(short_rule, lambda data: run(short_rule, data, data.count, short), data, divide)
             else:
-                start = Result(state, reason="steps", trace={}, key=batch_key, normalized=True, bound=None)
-            objective, self.prediction_method_ = self._objective(network, self.t_, rule), prediction_method(rule)
-            result = self._run(rule, objective, start, data, **options)
+                begin = Result(state, reason="steps", trace={}, key=batch_key, normalized=True, bound=None)
+            result = run(rule, data, self.t_, steps)
             if result.reason not in ("steps", "converged", "interrupted"):
                 warnings.warn(
                     f"{type(self).__name__} ended after {result.steps} steps ({result.reason}): the posterior is the "
@@ -166,13 +182,17 @@ class NetworkEstimator(Estimator):
         with jax.enable_x64(bool(dtype == np.float64)):
             x = pad(self._standardize(X, dtype), coarse_bucket(len(X)))
             # The key is folded so that predictions do not repeat the random numbers of the fit, which splits it.
-            key, method = jax.random.fold_in(make_key(self.random_state), 1), self.prediction_method_
-            options: dict[str, Any] = {"link": link, "variance": variance and method != "mean"}
-            options |= {"points": Sign()} if method == "signs" else {"method": method, "samples": self.samples}
-            outputs = predict(self.posterior_, self._network().apply, x, key=key, **options)
-            if variance and method == "mean":
-                outputs = outputs, jnp.zeros_like(outputs)
+            key = jax.random.fold_in(make_key(self.random_state), 1)
+            outputs = self._average_outputs(self.posterior_, x, key, link, variance)
             return jax.tree.map(lambda array: np.asarray(array)[: len(X)], outputs)
+
+    def _average_outputs(self, q: Family, x: np.ndarray, key: Key, link: Any = None, variance: bool = False) -> Any:
+        """The outputs of the network (through `link`) for standardised rows, averaged over q, and their variance."""
+        method = self.prediction_method_
+        options: dict[str, Any] = {"link": link, "variance": variance and method != "mean"}
+        options |= {"points": Sign()} if method == "signs" else {"method": method, "samples": self.samples}
+        outputs = predict(q, self._network().apply, x, key=key, **options)
+        return (outputs, jnp.zeros_like(outputs)) if variance and method == "mean" else outputs
 
     def _sample_outputs(self, X: Any, n_samples: int, random_state: Any) -> tuple[np.ndarray, Key]:
         """Outputs for new rows, drawn under the posterior, (n_samples, n, K), and a key for further draws.
@@ -195,6 +215,13 @@ class NetworkEstimator(Estimator):
                 mean, variance = predict(self.posterior_, apply, x, method="linearized", variance=True)
                 outputs = mean + jnp.sqrt(variance) * jax.random.normal(weight_key, (n_samples, *mean.shape))
             return np.asarray(outputs)[:, : len(X)], next_key
+
+
+def _divide_padded(X: np.ndarray, y: np.ndarray, weights: np.ndarray, rows: int, key: Key) -> Folds:
+    """A division of rows that are padded to so many. Targets that are no classes have no shares to keep."""
+    labels = y if y.dtype.kind == "i" else np.zeros(len(y), int)
+    folds = divide_rows(X, labels, weights, np.asarray(jax.random.key_data(key)).tobytes())
+    return Folds(pad(folds.group, rows, fill=-1), folds.fold)
 
 
 @compiled(static="network")

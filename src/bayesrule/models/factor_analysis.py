@@ -14,7 +14,7 @@ from ..families.gaussian.full import Gaussian
 from ..families.gaussian.shared import SharedGaussian
 from ..numerics.random import Key
 from ..objectives.batches import Weighted
-from .starts.principal import principal_components
+from .starts.principal import maximum_likelihood, principal_components
 
 _CONSTANT_PRECISION = 1e8  # of the latent variable that stands for the constant 1
 
@@ -66,6 +66,8 @@ def factor_analysis(
             "leave shared=True out."
         )
     start, residual_variance = principal_components(rows, size, key)
+    if noise == "each" and priors == "flat" and not np.any(np.isnan(rows)):
+        start, residual_variance = maximum_likelihood(rows, start, residual_variance)
     constant = jnp.zeros(size)
     if mean:
         start, size = jnp.pad(start, ((0, 0), (0, 1))), size + 1

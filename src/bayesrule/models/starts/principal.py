@@ -12,6 +12,10 @@ from ..factor_analysis_missing import impute
 from .clusters import numpy_random
 
 _ITERATIONS = 50  # of imputing the missing entries and computing the components, at most
+_LIKELIHOOD_ITERATIONS = 3000
+_LIKELIHOOD_TOLERANCE = 1e-10  # nats for each row that a step gains, of which hundreds may follow
+_LEAST_NOISE = 1e-5  # of a column's variance: where the maximum is at 0 (a Heywood case), EM starts above it.
+_MOST_COLUMNS = 100  # beyond which decompositions cost more than the steps of EM that they save
 
 
 def principal_components(
@@ -49,6 +53,50 @@ def principal_components(
     shape = len(variance), max(0, size - axes.shape[1])
     random_axes = np.sqrt(0.1 * variance)[:, None] * numpy_random(key).normal(size=shape)
     return jnp.asarray(np.concatenate([axes, random_axes], axis=1), float), jnp.asarray(residual, float)
+
+
+def maximum_likelihood(
+    rows: np.ndarray, axes: Float[Array, "D K"], residual: Float[Array, " D"]
+) -> tuple[Float[Array, "D K"], Float[Array, " D"]]:
+    """Loadings and noise variances of factor analysis near the maximum of the likelihood, for complete rows.
+
+    The likelihood has several maxima. Two noises to start from, the residual variances of the principal components and
+    the variances of the columns, often lead to different ones, and the better is returned.
+
+    Args:
+        rows: centred rows (N, D).
+        axes: the start of the loadings, returned where columns of them are random or the rows have many columns.
+        residual: the start of the noise variances.
+    """
+    columns, size = rows.shape[1], axes.shape[1]
+    if size >= min(rows.shape) or columns > _MOST_COLUMNS:
+        return axes, residual
+    covariance = rows.T @ rows / len(rows)
+    starts = np.asarray(residual, float), np.diagonal(covariance)
+    _, loadings, noise = max((_climb_likelihood(covariance, size, start) for start in starts), key=lambda end: end[0])
+    return jnp.asarray(loadings, float), jnp.asarray(noise, float)
+
+
+def _climb_likelihood(covariance: np.ndarray, size: int, noise: np.ndarray) -> tuple[float, np.ndarray, np.ndarray]:
+    r"""Climb the likelihood of factor analysis from a noise: its end (without constants), loadings and noise.
+
+    With the noise given, the best loadings are the eigenvectors of $ψ^{-1/2}Sψ^{-1/2}$ with eigenvalues above 1, and
+    with these $ψ = \mathrm{diag}(S − WW^⊤)$ (Jöreskog, 1967). Such a step is far longer than one of EM where a noise is
+    small: there EM stops or creeps before the maximum.
+    """
+    variance, likelihood = np.diagonal(covariance), -np.inf
+    loadings = np.zeros((len(variance), size))
+    for _ in range(_LIKELIHOOD_ITERATIONS):
+        root = np.sqrt(noise)
+        values, vectors = np.linalg.eigh(covariance / np.outer(root, root))
+        kept = np.maximum(values[::-1][:size], 1.0)
+        before, rest = likelihood, np.sum(values) - np.sum(kept)
+        likelihood = -0.5 * float(np.sum(np.log(noise)) + np.sum(np.log(kept)) + rest)
+        loadings = root[:, None] * vectors[:, ::-1][:, :size] * np.sqrt(kept - 1.0)
+        if likelihood - before < _LIKELIHOOD_TOLERANCE:
+            break
+        noise = np.maximum(variance - np.sum(loadings**2, axis=1), _LEAST_NOISE * variance)
+    return likelihood, loadings, noise
 
 
 def _axes(rows: np.ndarray, size: int, least: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
