@@ -15,7 +15,6 @@ from bayesrule.estimators import LogisticRegression, PoissonRegression
 from bayesrule.models import regression
 from bayesrule.runs import explain, score
 from bayesrule.runs.influence import leave_rows_out
-from bayesrule.runs.preprocess import Preprocessing
 from bayesrule.runs.train_sequence import _score_random_walk
 
 RANDOM = np.random.default_rng(0)
@@ -136,11 +135,3 @@ def test_predictions_without_a_row_are_those_of_a_fit_without_it(likelihood):
     refitted = float(predict(kind(**settings).fit(x[rest], y[rest]), x[[place]])[0])
     with_row = float(predict(whole, x[[place]])[0])
     assert abs(mean[place] - refitted) < 0.1 * abs(with_row - refitted)
-
-
-def test_missing_numbers_are_filled_by_the_imputer():
-    rows = np.array([[1.0, np.nan], [2.0, 3.0], [np.nan, np.nan]])
-    fill = lambda x: np.where(np.isnan(x), 7.0, x)
-    filled = Preprocessing(None, SimpleNamespace(fill=fill)).impute(rows)
-    assert_allclose(filled, [[1.0, 7.0], [2.0, 3.0], [7.0, 7.0]])
-    assert_allclose(Preprocessing(None).impute(rows), [[1.0, 0.0], [2.0, 3.0], [0.0, 0.0]])
