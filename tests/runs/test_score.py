@@ -15,8 +15,9 @@ from bayesrule.estimators import LogisticRegression, PoissonRegression, RidgeReg
 from bayesrule.models import regression
 from bayesrule.runs import explain, score
 from bayesrule.runs.influence import leave_rows_out
-from bayesrule.runs.preprocess import Preprocessing
+from bayesrule.runs.preprocess import Inputs, Preprocessing, TrainingRows
 from bayesrule.runs.train_sequence import _score_random_walk
+from bayesrule.tables.encoding import Encoding
 
 RANDOM = np.random.default_rng(0)
 Y, MEAN, STD = RANDOM.normal(size=40), 0.5 * RANDOM.normal(size=40), RANDOM.uniform(0.5, 2, 40)
@@ -145,18 +146,12 @@ def test_predictions_without_a_row_are_those_of_a_fit_without_it(likelihood):
     assert abs(mean[place] - refitted) < 0.1 * abs(with_row - refitted)
 
 
-def test_missing_numbers_are_filled_by_the_imputer():
-    rows = np.array([[1.0, np.nan], [2.0, 3.0], [np.nan, np.nan]])
-    fill = lambda x: np.where(np.isnan(x), 7.0, x)
-    filled = Preprocessing(None, SimpleNamespace(fill=fill)).impute(rows)
-    assert_allclose(filled, [[1.0, 7.0], [2.0, 3.0], [7.0, 7.0]])
-    assert_allclose(Preprocessing(None).impute(rows), [[1.0, 0.0], [2.0, 3.0], [0.0, 0.0]])
-
-
 def test_the_deviation_of_a_row_left_out_is_that_of_a_fit_without_it():
     x, y = RANDOM.normal(size=(12, 3)), RANDOM.normal(size=12)
     model = RidgeRegression(prior_precision=0.7, noise=0.4)
-    found = explain._influence(model.fit(x, y), "normal", x, y, np.arange(12))
+    inputs = Inputs(x, Preprocessing(Encoding([]), None))
+    training = TrainingRows(x, np.arange(12))
+    found = explain._influence(model.fit(x, y), "normal", training, inputs, y, np.arange(12))
     for row in (0, 7):
         rest = np.arange(12) != row
         mean, std = RidgeRegression(prior_precision=0.7, noise=0.4).fit(x[rest], y[rest]).predict(x[[row]], True)

@@ -30,6 +30,7 @@ def predict(
 
       bayesrule predict run/ --steps 24
     """
+    from ..runs.average import describe_draws
     from ..runs.predict import read_like_training
     from ..runs.store import load_run
     from ..tables.tables import InputError
@@ -44,6 +45,9 @@ def predict(
             f"{'it' if count == 1 else 'them'}",
             err=True,
         )
+    missing = loaded.missing(rows)
+    if missing:
+        typer.echo(f"note: {describe_draws(missing)}", err=True)
     if out is None:
         _write_csv(predictions, sys.stdout)
         return

@@ -58,6 +58,8 @@ class Estimator(BaseEstimator):
     """What a report calls it, with the article inside a sentence: "a Gaussian process"."""
     explain: ClassVar[Explain] = Explain()
     """Which explanations a report can show."""
+    draws_of_missing_inputs: ClassVar[int] = 4
+    """How many draws of a training row's missing inputs the command line fits, each with a share of its weight."""
 
     _watcher: Any = None
     _bound_is_evidence: ClassVar[bool] = True

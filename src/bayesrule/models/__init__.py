@@ -12,8 +12,8 @@ Public are the names below and these modules, which are imported by name (`from 
 | `sequences` | series of different lengths as rows of data |
 | `landscapes` | test functions with many known minima |
 
-The other modules serve the estimators and may change: `regression`, `ridge`, `component_predictive`,
-`factor_analysis_missing` and the starting points in `starts`.
+The other modules serve the estimators and runs and may change: `regression`, `ridge`, `component_predictive`,
+`factor_analysis_missing`, `column_gaussian` and the starting points in `starts`.
 """
 
 from .networks import BatchNetwork, Network, binary_mlp, cnn, gaussian_nll, mlp, softmax_cross_entropy

@@ -17,6 +17,8 @@ from ..families.gaussian.full import Gaussian
 from ..families.gaussian.low_rank import LowRankGaussian
 from ..models import regression
 from . import influence
+from .average import log_mean_exp
+from .preprocess import Inputs, TrainingRows
 from .run import Run
 from .watch import Watcher
 
@@ -24,13 +26,16 @@ _MOST_ROWS = 20_000  # Beyond these, the influence is computed for a random subs
 _MOST_WEIGHTS = 4_000  # Beyond these, a layer is described by a random subset of its weights.
 
 
-def add_explanations(run: Run, watcher: Watcher, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> None:
+def add_explanations(
+    run: Run, watcher: Watcher, training: TrainingRows, inputs: Inputs, y: np.ndarray, rows: np.ndarray
+) -> None:
     """Fill in `derivation`, `facts`, `weights` and `influence` of a run, as far as its estimator offers them.
 
     Args:
         run: the run, with its fitted estimator.
         watcher: what watched its fits.
-        x: the encoded training rows.
+        training: what its estimator was fitted to.
+        inputs: the inputs of the training rows.
         y: their targets.
         rows: their places in the table.
     """
@@ -44,7 +49,7 @@ def add_explanations(run: Run, watcher: Watcher, x: np.ndarray, y: np.ndarray, r
         run.weights = _layers(posterior)
     # Rows have sites in a full Gaussian over one output; another recipe's q, or several classes, have none.
     if estimator.explain.influence is not None and isinstance(posterior, Gaussian) and estimator.coef_.ndim == 1:
-        run.influence = _influence(estimator, estimator.explain.influence, x, y, rows)
+        run.influence = _influence(estimator, estimator.explain.influence, training, inputs, y, rows)
 
 
 def record_facts(run: Run, watcher: Watcher) -> None:
@@ -132,23 +137,46 @@ def _layers(q: Any) -> dict[str, Any]:
     return {"layer": layers, "mean": np.concatenate(means), "std": np.concatenate(deviations)}
 
 
-def _influence(estimator: Any, likelihood: Any, x: np.ndarray, y: np.ndarray, rows: np.ndarray) -> dict[str, Any]:
-    """Each training row's influence on the posterior, and its density and prediction when it is left out."""
-    subset = np.arange(len(x))
-    if len(x) > _MOST_ROWS:
-        subset = np.sort(np.random.default_rng(0).permutation(len(x))[:_MOST_ROWS])
-    with jax.enable_x64(True), warnings.catch_warnings():
-        # A row without which the posterior is improper comes out as NaN, with a warning, and is sorted last.
-        warnings.simplefilter("ignore")
-        noise = getattr(estimator, "noise_", None)
-        x_mean, y_mean = getattr(estimator, "x_mean_", 0.0), getattr(estimator, "y_mean_", 0.0)
-        nats, log_density, mean = influence.leave_rows_out(
-            likelihood, estimator.posterior_, x[subset] - x_mean, y[subset] - float(y_mean), noise
-        )
-    mean = mean + float(y_mean)
-    left_out = {"row": rows[subset], "influence": nats, "log_density": log_density, "y": y[subset], "mean": mean}
+def _influence(
+    estimator: Any, likelihood: Any, training: TrainingRows, inputs: Inputs, y: np.ndarray, rows: np.ndarray
+) -> dict[str, Any]:
+    """Each training row's influence on the posterior, and its density and prediction when it is left out.
+
+    Where inputs are missing, the influence is the mean over the draws that were fitted. These were drawn given the
+    target, so that the density and the prediction are averages over other draws, which do not know it.
+    """
+    size = len(y)
+    subset = np.arange(size)
+    if size > _MOST_ROWS:
+        subset = np.sort(np.random.default_rng(0).permutation(size)[:_MOST_ROWS])
+    noise = getattr(estimator, "noise_", None)
+    x_mean, y_mean = getattr(estimator, "x_mean_", 0.0), float(getattr(estimator, "y_mean_", 0.0))
+
+    def leave_out(x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, ...]:
+        with jax.enable_x64(True), warnings.catch_warnings():
+            # A row without which the posterior is improper comes out as NaN, with a warning, and is sorted last.
+            warnings.simplefilter("ignore")
+            nats, log_density, mean = influence.leave_rows_out(
+                likelihood, estimator.posterior_, x - x_mean, y - y_mean, noise
+            )
+        return nats, log_density, mean + y_mean
+
+    nats, log_density, mean = (np.full(size, np.nan) for _ in range(3))
+    nats[subset], log_density[subset], mean[subset] = leave_out(inputs.filled[subset], y[subset])
+    for part, draws in inputs.draws(subset):
+        copies = np.isin(training.row, part)
+        of_copies, row = leave_out(training.x[copies], y[training.row[copies]])[0], training.row[copies]
+        nats[part] = (np.bincount(row, of_copies, size) / np.maximum(np.bincount(row, minlength=size), 1))[part]
+        shape = draws.shape[:2]
+        _, density_by_draw, mean_by_draw = leave_out(draws.reshape(-1, draws.shape[2]), np.repeat(y[part], shape[1]))
+        log_density[part] = log_mean_exp(density_by_draw.reshape(shape))
+        mean[part] = mean_by_draw.reshape(shape).mean(axis=1)
+    results = {"influence": nats, "log_density": log_density, "y": y, "mean": mean}
     if likelihood == "normal" and noise is not None:
         # Without the row, whose share h of its own prediction is v/σ², the variance of a new y is σ²/(1 − h).
-        _, std = estimator.predict(x[subset], return_std=True)
-        left_out["std"] = np.sqrt(noise / np.maximum(2 - std**2 / noise, 1e-12))
-    return left_out
+        std = np.full(size, np.nan)
+        complete = np.setdiff1d(subset, inputs.incomplete)
+        _, with_row = estimator.predict(inputs.filled[complete], return_std=True)
+        std[complete] = np.sqrt(noise / np.maximum(2 - with_row**2 / noise, 1e-12))
+        results["std"] = std
+    return {"row": rows[subset]} | {name: values[subset] for name, values in results.items()}

@@ -12,7 +12,7 @@ from .. import metrics
 from ..tables.reading import read
 from ..tables.tables import DATES, Column, InputError, Table
 from ..tables.time_order import next_times, order_by_time
-from . import score
+from . import average
 
 if TYPE_CHECKING:
     from .run import Run
@@ -30,14 +30,14 @@ def predict(run: Run, data: Any = None, *, steps: int | None = None) -> dict[str
     if table is None:
         raise InputError("There are no rows to predict: give a file with the columns that the run was trained on.")
     assert run.encoding is not None  # Only runs of sequences have no preprocessing.
-    x = run.encoding.matrix(table)
+    inputs = run.encoding.inputs(table)
     if run.classes:
-        probabilities = run.estimator.predict_proba(x)
+        probabilities = average.predict_classes(run.estimator, inputs)
         best = np.argmax(probabilities, axis=1)
         by_class = {f"p({label})": probabilities[:, index] for index, label in enumerate(run.classes)}
         labels = np.array(run.classes)
         return {"prediction": labels[best], "probability": probabilities[np.arange(len(best)), best], **by_class}
-    predictions = score.predict_numbers(run.estimator, x, run.config["task"])
+    predictions = average.predict_numbers(run.estimator, inputs, run.config["task"])
     return {"prediction": predictions.pop("mean"), **predictions}
 
 

@@ -21,7 +21,8 @@ class Run:
     `summary` describes the data: "source", "rows", "train_rows", "test_rows", "guesses" (sentences about settings that
     were not given), "columns" (a dict for each: "name", "kind" ("number" or "category"), "missing", "used", and "mean",
     "std", "min", "max" or "levels" and "top", a list of pairs of a level and its count, and "note" where it was dropped
-    or changed), "target" (the same for the target) and "features" (the names of the estimator's inputs).
+    or changed), "target" (the same for the target), "features" (the names of the estimator's inputs) and "missing"
+    (sentences about what was done where values are missing).
 
     `estimator` is the fitted estimator. `encoding` is the preprocessing from a table to its inputs, None for a
     sequence.
@@ -78,8 +79,19 @@ class Run:
             return {}
         return self.encoding.unseen(read_like_training(self, data))
 
+    def missing(self, data: Any) -> int:
+        """How many values of new rows are missing, and drawn from their distribution given the rest of the row."""
+        from .predict import read_like_training
+
+        if self.encoding is None or data is None:
+            return 0
+        encoding = self.encoding.encoding
+        return encoding.count_missing(encoding.matrix(read_like_training(self, data)))
+
     def predict(self, data: Any = None, *, steps: int | None = None) -> dict[str, np.ndarray]:
         """Predict new rows, or the next steps of a sequence.
+
+        Values may be missing in the rows: predictions are averaged over what they can be, given the rest of the row.
 
         Args:
             data: a file, a DataFrame or a dict of columns. For a sequence a new series, or None to continue the run's.

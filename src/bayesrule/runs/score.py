@@ -12,6 +12,8 @@ from scipy.special import gammaln, pdtrik
 from .. import metrics
 from ..numerics.programs import compiled
 
+COUNT_DRAWS = 500  # Counts that are drawn for an interval.
+
 
 @compiled
 def _class_metrics(probabilities: Any, labels: Any) -> dict[str, Any]:
@@ -69,14 +71,19 @@ def predict_numbers(estimator: Any, x: np.ndarray, task: str) -> dict[str, np.nd
     mean, std = estimator.predict(x, return_std=True)
     low, high = metrics.interval(mean, std, degrees_of_freedom=degrees_of_freedom(estimator))
     if task == "counts":
-        draws = estimator.sample_predictive(x, 500, random_state=0)
-        low, high = np.quantile(draws, [0.05, 0.95], axis=0, method="inverted_cdf")
+        low, high = count_interval(estimator.sample_predictive(x, COUNT_DRAWS, random_state=0))
     return {"mean": mean, "std": std, "low": low, "high": high}
 
 
 def degrees_of_freedom(estimator: Any) -> float:
     """Those of an estimator's Student-t predictions; infinitely many where predictions are normal."""
     return float(getattr(estimator, "degrees_of_freedom_", math.inf))
+
+
+def count_interval(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The 90 % interval of counts, from draws of them (draws, rows)."""
+    low, high = np.quantile(draws, [0.05, 0.95], axis=0, method="inverted_cdf")
+    return low, high
 
 
 def score_poisson_baseline(y: np.ndarray, rate: float) -> dict[str, float]:

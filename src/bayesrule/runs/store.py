@@ -20,6 +20,7 @@ import numpy as np
 from ..estimators.registry import build_estimator, estimator_class
 from ..fitting.checkpoint import read, write
 from ..fitting.result import load as load_result
+from ..models.column_gaussian import ColumnGaussian
 from ..tables.encoding import Encoding
 from ..tables.tables import InputError
 from .preprocess import Preprocessing
@@ -105,9 +106,7 @@ def save(run: Run, folder: Path) -> None:
     write(folder / "posterior.npz", _attributes(run.estimator))
     if run.encoding is not None:
         _write_json(folder / "preprocessing.json", asdict(run.encoding.encoding))
-        imputer = run.encoding.imputer
-        if imputer is not None:
-            write(folder / "filling.npz", {"params": imputer.get_params(), "attributes": _attributes(imputer)})
+        write(folder / "filling.npz", {**asdict(run.encoding.columns), "seed": run.encoding.seed})
     _write_json(folder / "metrics.json", run.metrics)
     write(folder / "results.npz", {name: dict(getattr(run, name)) for name in _ARRAYS} | {"weights": run.weights})
     description = {
@@ -250,9 +249,17 @@ def _load_preprocessing(folder: Path) -> Preprocessing | None:
         return None
     encoding = Encoding(**json.loads((folder / "preprocessing.json").read_text(encoding="utf-8")))
     if not (folder / "filling.npz").exists():
-        return Preprocessing(encoding)
+        # Earlier versions wrote none where nothing was missing in training. Standardised numbers have mean 0 and
+        # variance 1, and nothing is known about how they depend on one another.
+        size = len(encoding.features)
+        return Preprocessing(encoding, ColumnGaussian(np.zeros(size), np.zeros((size, 0)), np.ones(size)))
     saved = read(folder / "filling.npz")
-    return Preprocessing(encoding, _restore("FactorAnalysis", saved["params"], saved["attributes"]))
+    if "attributes" in saved:  # Earlier versions wrote the attributes of a factor analysis.
+        factors = saved["attributes"]
+        loadings, noise = np.asarray(factors["components_"]).T, np.asarray(factors["noise_variance_"])
+        return Preprocessing(encoding, ColumnGaussian(np.asarray(factors["mean_"]), loadings, noise))
+    seed = int(saved.pop("seed"))
+    return Preprocessing(encoding, ColumnGaussian(**saved), seed)
 
 
 def _write_json(path: Path, value: Any) -> None:

@@ -13,9 +13,9 @@ from ..estimators.registry import build_estimator, default_model, estimator_name
 from ..tables import tasks
 from ..tables.tables import Column, InputError, Table, number_label
 from ..tables.time_order import irregularities, order_by_time
-from . import score
+from . import average, score
 from .explain import add_explanations
-from .preprocess import Preprocessing
+from .preprocess import Inputs, Preprocessing
 from .run import Run
 from .versions import versions
 from .watch import Progress, Watcher
@@ -146,29 +146,29 @@ def _train_rows(
     train_rows, test_rows = split(table.rows, config, y if classes else None)
     y_train, y_test = y[train_rows], y[test_rows]
     names = [name for name in table.columns if name != target.name]
-    preprocessing, x_train = Preprocessing.fit(table.take(train_rows), names, config["seed"])
+    name = estimator_name(task, config["model"])
+    estimator = build_estimator(name, config["recipe"], config["params"], config["seed"])
+    train_table = table.take(train_rows)
+    target_columns = _target_columns(y_train, task, len(classes))
+    preprocessing, training = Preprocessing.fit(
+        train_table, names, target_columns, config["seed"], estimator.draws_of_missing_inputs
+    )
     columns = preprocessing.encoding.columns
     for column in columns:
         if column.get("note"):
             log(f"{column['name']!r}: {column['note']}")
-    missing = {
-        kind: sum(column["missing"] for column in columns if column["used"] and column["kind"] == kind)
-        for kind in ("number", "category")
-    }
-    if missing["number"]:
-        log(f"{missing['number']:,} missing numbers are filled in from the other columns")
-    if missing["category"]:
-        log(f"{missing['category']:,} missing categories have 0 in all of their indicator columns")
-    x_test = preprocessing.matrix(table.take(test_rows))
-    name = estimator_name(task, config["model"])
-    estimator = build_estimator(name, config["recipe"], config["params"], config["seed"])
+    inputs, test_inputs = preprocessing.inputs(train_table), preprocessing.inputs(table.take(test_rows))
+    remarks = _describe_missing(columns, inputs, test_inputs)
+    for remark in remarks:
+        log(remark)
     # The watcher runs the estimator's fits, and has to know whether their bounds can be shown as log evidences.
     estimator._watcher = watcher
     watcher.bound_is_evidence = estimator._bound_is_evidence
     if hasattr(estimator, "with_posterior"):
-        watcher.heldout = lambda q: _score(estimator.with_posterior(q), x_test, y_test, task, classes)[0]["nll"]
+        watcher.heldout = lambda q: _score(estimator.with_posterior(q), test_inputs, y_test, task, classes)[0]["nll"]
+    weights = {} if training.weight is None else {"sample_weight": training.weight}
     try:
-        estimator.fit(x_train, y_train)
+        estimator.fit(training.x, y_train[training.row], **weights)
     except TypeError as error:
         if not config["params"]:
             raise
@@ -176,7 +176,7 @@ def _train_rows(
             f"{name} could not be fitted, perhaps because one of the parameters {config['params']} has the wrong type: "
             f"{error}."
         ) from error
-    model_metrics, predictions = _score(estimator, x_test, y_test, task, classes)
+    model_metrics, predictions = _score(estimator, test_inputs, y_test, task, classes)
     baseline_metrics, baseline_name = _score_baseline(y_train, y_test, task, classes)
     run = Run(
         config={**config, "estimator": name},
@@ -187,6 +187,7 @@ def _train_rows(
             "columns": columns,
             "target": _summarize_target(target, y, classes),
             "features": preprocessing.encoding.features,
+            "missing": remarks,
         },
         estimator=estimator,
         encoding=preprocessing,
@@ -196,8 +197,30 @@ def _train_rows(
         fits=watcher.first_steps(),
         test={"row": test_rows, "y": y_test, **predictions},
     )
-    add_explanations(run, watcher, x_train, y_train, train_rows)
+    add_explanations(run, watcher, training, inputs, y_train, train_rows)
     return run
+
+
+def _target_columns(y: np.ndarray, task: str, classes: int) -> np.ndarray:
+    """The target as columns that depend on inputs about linearly, from which missing inputs can be told."""
+    if classes:
+        return (y[:, None] == np.arange(1, classes)).astype(float)
+    return (np.log1p(y) if task == "counts" else y)[:, None]
+
+
+def _describe_missing(columns: list[dict[str, Any]], training: Inputs, held_out: Inputs) -> list[str]:
+    """Sentences about missing inputs and what is done about them; none where nothing is missing."""
+    remarks = []
+    drawn = training.missing + held_out.missing
+    if drawn:
+        remarks.append(average.describe_draws(drawn))
+    levels = sum(column["missing"] for column in columns if column["used"] and column["kind"] == "category")
+    if levels:
+        remarks.append(
+            f"{levels:,} missing {'category counts' if levels == 1 else 'categories count'} as a level of "
+            f"{'its' if levels == 1 else 'their'} own, with 0 in all indicator columns"
+        )
+    return remarks
 
 
 def _encode_target(target: Column, task: str) -> tuple[list[str], np.ndarray]:
@@ -228,15 +251,15 @@ def _summarize_target(target: Column, y: np.ndarray, classes: list[str]) -> dict
 
 
 def _score(
-    estimator: Any, x: np.ndarray, y: np.ndarray, task: str, classes: list[str]
+    estimator: Any, inputs: Inputs, y: np.ndarray, task: str, classes: list[str]
 ) -> tuple[dict[str, float], dict[str, np.ndarray]]:
     """Metrics on held-out rows, and the predictions for them."""
     if classes:
-        probabilities = estimator.predict_proba(x)
+        probabilities = average.predict_classes(estimator, inputs)
         return score.score_classes(probabilities, y), {"probabilities": probabilities}
-    predictions = score.predict_numbers(estimator, x, task)
+    predictions = average.predict_numbers(estimator, inputs, task)
     if task == "counts":
-        nll = -float(np.mean(estimator.log_predictive(x, y)))
+        nll = -float(np.mean(average.log_predictive(estimator, inputs, y)))
         return score.score_numbers(y, predictions["mean"], predictions["low"], predictions["high"], nll), predictions
     freedom = score.degrees_of_freedom(estimator)
     return score.score_gaussian(y, predictions["mean"], predictions["std"], freedom), predictions

@@ -49,10 +49,28 @@ class Encoding:
         """Encode rows as a matrix (rows, features).
 
         Numbers have the training mean subtracted and are divided by the training deviation; missing ones are NaN.
-        Each level of a category has a column of 0 and 1; all of them are 0 for missing values and unknown levels.
+        Each level of a category has a column of 0 and 1. All of them are 0 for unknown levels, and for missing values
+        if there were some in training: these count as a level of their own. Otherwise missing values are NaN.
         """
         used = [column for column in self.columns if column["used"]]
         return np.concatenate([_encode(column, table.column(column["name"])) for column in used], axis=1)
+
+    def category_blocks(self) -> list[tuple[slice, bool]]:
+        """The places of each category's indicator columns in the matrix, and whether every level has one."""
+        blocks, begin = [], 0
+        for column in self.columns:
+            if column["used"]:
+                width = 1 if column["kind"] == "number" else len(column["levels"])
+                if column["kind"] == "category":
+                    blocks.append((slice(begin, begin + width), column.get("different", width) == width))
+                begin += width
+        return blocks
+
+    def count_missing(self, matrix: np.ndarray) -> int:
+        """How many values of an encoded matrix are missing (NaN); a category, of several columns, counts once."""
+        missing = np.isnan(matrix).sum(axis=0)
+        repeated = sum(int(missing[block][1:].sum()) for block, _ in self.category_blocks())
+        return int(missing.sum()) - repeated
 
     @property
     def categories(self) -> list[str]:
@@ -131,4 +149,7 @@ def _encode(description: dict[str, Any], column: Column) -> np.ndarray:
     assert column.codes is not None  # Because it is a category now.
     index_of = {level: index for index, level in enumerate(description["levels"])}
     indices = np.array([index_of.get(level, -1) for level in column.levels] + [-1])[column.codes]
-    return (indices[:, None] == np.arange(len(index_of))).astype(float)
+    indicators = (indices[:, None] == np.arange(len(index_of))).astype(float)
+    if not description["missing"]:
+        indicators[column.missing] = np.nan
+    return indicators

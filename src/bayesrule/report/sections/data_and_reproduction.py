@@ -18,7 +18,7 @@ SETTINGS = ("data", "target", "task", "model", "recipe", "time", "test_size", "s
 
 
 def render_data(run: Run) -> Markup | None:
-    """Numbers of rows and columns, what was guessed about them, and a table of the columns."""
+    """Numbers of rows and columns, what was guessed about them and done about missing values, and the columns."""
     summary = run.summary
     columns: list[dict[str, Any]] = list(summary.get("columns") or ())
     labels = {"rows": "rows", "train_rows": "for training", "test_rows": "held out"}
@@ -37,6 +37,7 @@ def render_data(run: Run) -> Markup | None:
         join(tag("p", "What was guessed; options of the command line change it:"), tag("ul", guesses))
         if guesses
         else None,
+        [tag("p", f"{remark[:1].upper()}{remark[1:]}.") for remark in map(str, summary.get("missing") or ())],
         _columns(columns, summary.get("target")) if columns else None,
     )
 
