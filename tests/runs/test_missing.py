@@ -1,5 +1,7 @@
 """Missing inputs: intervals and probabilities are as wide as what is missing makes them, whatever it is."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -7,10 +9,11 @@ from typer.testing import CliRunner
 
 import bayesrule as blr
 from bayesrule.cli import app
-from bayesrule.estimators import FactorAnalysis
 from bayesrule.fitting.checkpoint import write
 from bayesrule.metrics import ece, nll
 from bayesrule.runs import store
+from bayesrule.runs.preprocess import Preprocessing
+from bayesrule.runs.redraw import redraw
 from bayesrule.runs.train import train
 from bayesrule.tables.tables import Column, Table
 
@@ -191,10 +194,11 @@ def test_earlier_runs_draw_too(tmp_path):
     run = fit(table(x, y=x @ WEIGHTS + rng.normal(size=200)))
     folder = tmp_path / "run"
     store.save(run, folder)
-    imputer = FactorAnalysis(1, random_state=0).fit(run.encoding.encoding.matrix(table(x)))
+    attributes = {"mean_": np.zeros(4), "components_": np.full((1, 4), 0.6), "noise_variance_": np.full(4, 0.64)}
     holes = table(without(x, (0,)))
-    filled = imputer.fill(run.encoding.encoding.matrix(holes))
-    write(folder / "filling.npz", {"params": imputer.get_params(), "attributes": store._attributes(imputer)})
+    filled = run.encoding.encoding.matrix(holes)
+    filled[:, 0] = filled[:, 1:].sum(1) * 0.36 / (0.64 + 3 * 0.36)  # what `FactorAnalysis.fill` makes of it
+    write(folder / "filling.npz", {"params": {}, "attributes": attributes})
     store.write_manifest(folder)
     ahead = blr.load(folder).predict(holes)
     mean, std = run.estimator.predict(filled, return_std=True)
@@ -222,6 +226,33 @@ def test_the_command_line_says_what_it_does(tmp_path):
     shown = CliRunner().invoke(app, ["predict", str(tmp_path / "run"), str(tmp_path / "data.csv")])
     assert f"note: 7 {sentence}" in shown.stderr
     assert len(shown.stdout.splitlines()) == 61
+
+
+def test_inputs_are_drawn_again_under_the_fitted_model():
+    """y = x₀² says nothing to a Gaussian; a model that knows it chooses draws of either sign with squares near y."""
+    rng = np.random.default_rng(0)
+    x = standard_inputs(rng, 900, 0.0)
+    y = x[:, 0] ** 2
+    data = table(without(x, (0,))[:300]), table(x[300:])
+    columns = [np.concatenate([data[0].columns[name].numbers, data[1].columns[name].numbers]) for name in "abcd"]
+    rows = Table(
+        {name: Column(name, numbers=values) for name, values in zip("abcd", columns, strict=True)}, "synthetic"
+    )
+    preprocessing, training = Preprocessing.fit(rows, list("abcd"), y[:, None], 0, 4)
+    model = SimpleNamespace(predict=lambda x, return_std: (x[:, 0] ** 2, np.full(len(x), 0.3)))
+    redrawn = redraw(model, training, preprocessing.inputs(rows), y, 0)
+    lacks = training.row < 300
+    np.testing.assert_array_equal(redrawn.x[~lacks], training.x[~lacks])
+    np.testing.assert_array_equal(redrawn.x[:, 1:], training.x[:, 1:])
+    # Beyond 2 the quantiles of 32 draws are further apart than 0.3 in the square.
+    near = lacks & (y[training.row] < 2)
+    error = lambda rows: np.median(np.abs(rows.x[near, 0] ** 2 - y[training.row[near]]))
+    assert error(redrawn) < 0.25 < 0.4 < error(training)
+    assert np.mean(redrawn.x[near, 0] > 0) == pytest.approx(0.5, abs=0.15)
+    labels = (np.abs(x[:, 0]) > 1).astype(int)
+    sure = lambda x: np.eye(2)[(np.abs(x[:, 0]) > 1).astype(int)]
+    redrawn = redraw(SimpleNamespace(predict_proba=sure), training, preprocessing.inputs(rows), labels, 0)
+    np.testing.assert_array_equal(np.abs(redrawn.x[lacks, 0]) > 1, labels[training.row[lacks]])
 
 
 def test_a_normal_interval_is_that_of_the_mixture_of_a_linear_model():

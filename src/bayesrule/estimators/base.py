@@ -60,6 +60,9 @@ class Estimator(BaseEstimator):
     """Which explanations a report can show."""
     draws_of_missing_inputs: ClassVar[int] = 4
     """How many draws of a training row's missing inputs the command line fits, each with a share of its weight."""
+    refits_with_missing_inputs: ClassVar[int] = 0
+    """How often the command line draws these inputs again, under the fitted model, and fits anew. It helps a model that
+    depends on its inputs by curves, unlike the Gaussian from which they are drawn at first."""
 
     _watcher: Any = None
     _bound_is_evidence: ClassVar[bool] = True

@@ -43,6 +43,7 @@ class NetworkEstimator(Estimator):
 
     _bound_is_evidence: ClassVar[bool] = False
     """The recipes of networks may have temperatures other than 1, whose bound does not bound the log evidence."""
+    refits_with_missing_inputs: ClassVar[int] = 2
     hidden_layer_sizes: Any
     max_iter: int
     batch_size: Any

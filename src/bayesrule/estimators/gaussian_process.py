@@ -48,6 +48,7 @@ class _GaussianProcess(Estimator):
     _dense_rows: ClassVar[int]
     """With n_inducing="auto", the most rows for which the full process is used."""
     draws_of_missing_inputs = 1  # The cost of a fit is cubic in the rows.
+    refits_with_missing_inputs = 2
     kernel_: Any
     posterior_: Any
     x_places_: np.ndarray

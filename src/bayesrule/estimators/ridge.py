@@ -193,7 +193,8 @@ class RidgeRegression(RegressorMixin, Estimator):
         mean = pad(mean if basis is None else basis @ mean, padded_features)
         start = {**regression.zeros(padded_features, intercept=self.fit_intercept), "w": mean}
         objective = ridge.ridge(rows, self._prior({"w": np.asarray(hyper["w"], float)}))
-        result = self._run(newton(), objective, start, Weighted(examples, np.full(rows, noise_precision)), steps=1)
+        data: Any = Weighted(examples, np.full(rows, noise_precision))  # pyright: ignore[reportArgumentType]
+        result = self._run(newton(), objective, start, data, steps=1)
         self.prior_precision_, self.noise_ = float(hyper["w"]) / scale**2, scale**2 / noise_precision
         q = regression.without_padding(result.q, features)
         self._set_posterior(q if basis is None else row_space.lift(q, basis, float(hyper["w"])), scale)

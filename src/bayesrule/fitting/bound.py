@@ -130,7 +130,8 @@ def judge_bound(rule: Rule, objective: AbstractObjective, state: State, data: Py
     if judges.coarse is None:
         at = lambda keys: _expectations(objective, q, data, aux, (judges.fine,), keys, **how)[0]
         return _average(at, key, max(1, most // samples))
-    fine, coarse = (float(rows[0, 0]) for rows in _expectations(objective, q, data, aux, judges, key[None], **how))
+    grids = judges.fine, judges.coarse
+    fine, coarse = (float(rows[0, 0]) for rows in _expectations(objective, q, data, aux, grids, key[None], **how))
     return Bound(fine, abs(fine - coarse))
 
 
@@ -249,7 +250,7 @@ def _over_outputs(
     if isinstance(points, Quadrature) and points.bend is not None and center.size == center.shape[0]:
         nodes, deviation = points.bent_nodes(center.dtype), safe_sqrt(covariance.reshape(center.shape))
         at_node = lambda node: total(*bent_points(node, center, deviation, points.bend))
-        expected = jnp.sum(jax.lax.map(at_node, nodes, batch_size=min(chunk, points.order)))
+        expected: Any = jnp.sum(jnp.asarray(jax.lax.map(at_node, nodes, batch_size=min(chunk, points.order))))
     else:
         noise, weights = points.output_noise(center, key if points.random else None)
         at_noise = lambda noise: total(output_points(center, covariance, noise[None])[0])

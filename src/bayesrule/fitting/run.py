@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
@@ -130,7 +131,7 @@ def run(
         diagnose=diagnose,
         fixed_steps=steps,
     )
-    return Fitted(carry.state, carry.trace, carry.code)
+    return Fitted(carry.state, carry.trace, jnp.asarray(carry.code))
 
 
 _take_steps = compiled(static=("batch_size", "diagnose", "microbatches", "fixed_steps"))(take_steps)

@@ -302,7 +302,7 @@ def viterbi(
 
     `lengths` (N,) says how many steps each sequence has: the path is −1 after them.
     """
-    return tuple(markov.best_path(*_logs(initial, transitions, log_likelihoods), lengths))
+    return tuple(markov.best_path(*_logs(initial, transitions, log_likelihoods), lengths=lengths))
 
 
 def forecast(initial: Any, transitions: Any, log_likelihoods: Any, steps: int) -> Float[Array, "*N S K"]:

@@ -12,7 +12,6 @@ import numpy as np
 from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, PyTree
 
-from ..families.base import Family
 from ..families.gaussian.base import GaussianFamily
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
@@ -182,7 +181,7 @@ def predictive(q: GaussianFamily, x: Float[Array, "N D"], kind: str) -> tuple[Ar
 
 
 @compiled(static="kind")
-def log_predictive(q: GaussianFamily, x: Float[Array, "N D"], y: Float[Array, " N"], kind: str) -> Float[Array, " N"]:
+def log_predictive(q: GaussianFamily, x: Any, y: Any, kind: str) -> Float[Array, " N"]:
     """log E_q p(y | f) for every row of a model with one score, by quadrature."""
     center, variance = outputs(q, x)
     f, weights = Quadrature(_ORDER).output_grid(center, variance, None)
@@ -209,7 +208,7 @@ def draw_scores(q: GaussianFamily, x: Float[Array, "N D"], count: int, key: Key)
 # A posterior over other features, or in other units: on the host, where another number of columns costs no program.
 
 
-def without_padding(q: Family, features: int) -> Family:
+def without_padding(q: Any, features: int) -> Any:
     """q without the weights of padded columns, which come last.
 
     Their features are 0 in all rows, so that under q they have the prior and are independent of the others.
@@ -245,8 +244,7 @@ def in_units_of_columns(q: Any, scale: Float[np.ndarray, " D"]) -> Any:
     by_weight = np.broadcast_to(np.reshape(scale, (-1,) + (1,) * (q.mean["w"].ndim - 1)), q.mean["w"].shape)
     factors = {name: by_weight if name == "w" else np.ones_like(leaf) for name, leaf in q.mean.items()}
     mean = jax.tree.map(np.divide, q.mean, factors)
-    if isinstance(q, LowRankGaussian | Gaussian):
-        vector = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(factors)])
+    vector = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(factors)])
     if isinstance(q, LowRankGaussian):
         parts = (mean, q.diagonal * vector**2, vector[:, None] * q.factor)
         return eqx.tree_at(lambda q: (q.mean, q.diagonal, q.factor), q, parts)

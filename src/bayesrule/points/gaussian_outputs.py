@@ -90,7 +90,7 @@ def bent_points(
     hermite = mean + deviation * node.hermite, jnp.broadcast_to(node.hermite_weight, mean.shape)
 
     def with_bent() -> tuple[Array, Array]:
-        s, m = jnp.where(is_wide, deviation, 2 * bend), jnp.where(is_wide, mean, 0.0)
+        s, m = jnp.asarray(jnp.where(is_wide, deviation, 2 * bend)), jnp.asarray(jnp.where(is_wide, mean, 0.0))
         ratio = jnp.sqrt((s - bend) / (s + bend))
         far = s / jnp.sqrt(s**2 - bend**2) * 2 * jnp.arctanh(ratio)  # Far from 0, f = s(u ∓ far).
         low, high = m / s - _TAILS - far, m / s + _TAILS + far
@@ -100,7 +100,7 @@ def bent_points(
         slope = bend * s * (1 + half**2) / (s * (1 - half**2) + bend * (1 + half**2))  # with cosh u by tanh ½u
         z = (f - m) / s
         weight = jnp.exp(-0.5 * z**2) / (math.sqrt(2 * math.pi) * s) * slope * (high - low) * node.place_weight
-        return jnp.where(is_wide, f, hermite[0]), jnp.where(is_wide, weight, hermite[1])
+        return jnp.asarray(jnp.where(is_wide, f, hermite[0])), jnp.asarray(jnp.where(is_wide, weight, hermite[1]))
 
     points, weights = jax.lax.cond(jnp.any(is_wide), with_bent, lambda: hermite)
     return points, weights.reshape(mean.shape[0])

@@ -16,6 +16,7 @@ from ..tables.time_order import irregularities, order_by_time
 from . import average, score
 from .explain import add_explanations
 from .preprocess import Inputs, Preprocessing
+from .redraw import redraw
 from .run import Run
 from .versions import versions
 from .watch import Progress, Watcher
@@ -169,6 +170,9 @@ def _train_rows(
     weights = {} if training.weight is None else {"sample_weight": training.weight}
     try:
         estimator.fit(training.x, y_train[training.row], **weights)
+        for number in range(estimator.refits_with_missing_inputs if inputs.missing else 0):
+            training = redraw(estimator, training, inputs, y_train, config["seed"] + number)
+            estimator.fit(training.x, y_train[training.row], **weights)
     except TypeError as error:
         if not config["params"]:
             raise
