@@ -255,7 +255,7 @@ def test_inputs_are_drawn_again_under_the_fitted_model():
     np.testing.assert_array_equal(np.abs(redrawn.x[lacks, 0]) > 1, labels[training.row[lacks]])
 
 
-def test_a_normal_interval_is_that_of_the_mixture_of_a_linear_model():
+def test_an_interval_has_the_moments_of_the_mixture_of_a_linear_model():
     """The draws of a missing input have its exact mean and variance, so that the prediction is in closed form."""
     rng = np.random.default_rng(0)
     x = standard_inputs(rng, 200, 0.4)
@@ -274,4 +274,8 @@ def test_a_normal_interval_is_that_of_the_mixture_of_a_linear_model():
     ahead = run.predict(holes)
     np.testing.assert_allclose(ahead["prediction"], mean, rtol=1e-9)
     np.testing.assert_allclose(ahead["std"], np.sqrt(noise + about_mean + spread), rtol=1e-9)
-    np.testing.assert_allclose(ahead["high"], stats.norm.ppf(0.95, ahead["prediction"], ahead["std"]), rtol=1e-9)
+    np.testing.assert_allclose(
+        ahead["high"],
+        stats.t.ppf(0.95, run.estimator.degrees_of_freedom_, ahead["prediction"], ahead["std"]),
+        rtol=1e-9,
+    )

@@ -61,6 +61,11 @@ CONCENTRATED = 1000
 """Rows per feature beyond which the posterior is so concentrated that Laplace's method equals variational inference."""
 _QUADRATURE_ORDER = 24
 _QUASI_MONTE_CARLO_SAMPLES = 32
+MANY_WEIGHTS = 300
+"""With more weights of several outputs than this, a step of variational inference is expensive."""
+MANY_STEPS = 12
+"""How many steps are then taken from Laplace's posterior."""
+_MANY_RATE, _MANY_SAMPLES = 0.5, 128
 _VARIATIONAL_RATE = 0.7  # Full steps of variational Newton can oscillate around the optimum.
 _DECAYING: dict[str, tuple[Callable[..., Rule], float]] = {
     "ogn": (ogn, 0.3),
@@ -91,13 +96,18 @@ def linear_rule(
         shape: rows and features of the data, by which "auto" chooses.
         bend: as for `Quadrature`.
     """
-    concentrated = shape[0] > CONCENTRATED * shape[1]
-    named = {name: partial(_named_linear_rule, name, outputs, max(1, steps), concentrated, bend) for name in LINEAR}
+    facts = shape[0] > CONCENTRATED * shape[1], has_many_weights(shape[1], outputs), bend
+    named = {name: partial(_named_linear_rule, name, outputs, max(1, steps), *facts) for name in LINEAR}
     return choose_rule(recipe, named, estimator)
 
 
+def has_many_weights(features: int, outputs: int) -> bool:
+    """Whether a model of several outputs has so many weights that a step of variational inference is expensive."""
+    return outputs > 1 and features * outputs > MANY_WEIGHTS
+
+
 @cache
-def _named_linear_rule(name: str, outputs: int, steps: int, concentrated: bool, bend: float | None) -> Rule:
+def _named_linear_rule(name: str, outputs: int, steps: int, concentrated: bool, many: bool, bend: float | None) -> Rule:
     if name in _DECAYING:
         recipe, rate = _DECAYING[name]
         return recipe(_decaying(rate, steps))
@@ -108,6 +118,10 @@ def _named_linear_rule(name: str, outputs: int, steps: int, concentrated: bool, 
     # Deterministic points in the space of each example's outputs, the same at every step, let a fit converge.
     points = Quadrature(_QUADRATURE_ORDER, bend=bend) if outputs == 1 else QuasiMonteCarlo(_QUASI_MONTE_CARLO_SAMPLES)
     rule = von(_VARIATIONAL_RATE).replace(points=points, guard=Backtracking(monotone=True))
+    if many and name != "mean_field":
+        # At a few points of many outputs, gradient and Hessian are not those of one function: a guard that compares
+        # losses would stop the steps, and more points and shorter steps bring them closer than it would.
+        rule = von(_MANY_RATE).replace(points=QuasiMonteCarlo(_MANY_SAMPLES), guard=Backtracking())
     if name != "mean_field":
         return rule
     # A start with the precision that a curvature of 1 per example gives is narrow, so that no expectation overflows.

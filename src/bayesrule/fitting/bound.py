@@ -243,14 +243,15 @@ def _over_outputs(
     (inputs, scales), center = examples.examples(linear), linear.outputs(q.mean)
     covariance, loss = q.output_covariance(linear.jacobian), examples.output_loss(q.mean, inputs)
 
-    def total(outputs: Array, weights: Any = 1.0) -> Array:
+    def total(outputs: Any, weights: Any = 1.0) -> Any:
         losses = jax.vmap(loss)(outputs, inputs[1])
-        return jnp.sum(jnp.where(scales == 0, 0.0, weights * scales.astype(losses.dtype) * losses))
+        return jnp.sum(jnp.asarray(jnp.where(scales == 0, 0.0, weights * scales.astype(losses.dtype) * losses)))
 
     if isinstance(points, Quadrature) and points.bend is not None and center.size == center.shape[0]:
-        nodes, deviation = points.bent_nodes(center.dtype), safe_sqrt(covariance.reshape(center.shape))
+        nodes: Any = points.bent_nodes(center.dtype)
+        deviation = safe_sqrt(covariance.reshape(center.shape))
         at_node = lambda node: total(*bent_points(node, center, deviation, points.bend))
-        expected: Any = jnp.sum(jnp.asarray(jax.lax.map(at_node, nodes, batch_size=min(chunk, points.order))))
+        expected = jnp.sum(jnp.asarray(jax.lax.map(at_node, nodes, batch_size=min(chunk, points.order))))
     else:
         noise, weights = points.output_noise(center, key if points.random else None)
         at_noise = lambda noise: total(output_points(center, covariance, noise[None])[0])

@@ -302,7 +302,8 @@ def viterbi(
 
     `lengths` (N,) says how many steps each sequence has: the path is −1 after them.
     """
-    return tuple(markov.best_path(*_logs(initial, transitions, log_likelihoods), lengths=lengths))
+    best = markov.best_path(*_logs(initial, transitions, log_likelihoods), lengths=lengths)
+    return best.states, best.log_probability
 
 
 def forecast(initial: Any, transitions: Any, log_likelihoods: Any, steps: int) -> Float[Array, "*N S K"]:
