@@ -287,7 +287,7 @@ def encode(run: Run, table: Table) -> Encoded:
         y: Any = np.array([code_of.get(label, -1) for label in target.labels()])
     else:
         y = np.asarray(target.numbers, float)
-    x, x_test = (run.encoding.matrix(table.take(rows)) for rows in (training, test))
+    x, x_test = (run.encoding.inputs(table.take(rows)).filled for rows in (training, test))
     scaler = StandardScaler().fit(x)
     return Encoded(scaler.transform(x), y[training], scaler.transform(x_test), y[test])
 

@@ -370,7 +370,7 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     >>> X, y = load_iris(return_X_y=True)
     >>> model = LogisticRegression().fit(X, y)
     >>> model.predict_proba(X[[70]]).round(2), round(model.prior_precision_, 3)
-    (array([[0.  , 0.45, 0.55]]), 0.07)
+    (array([[0.  , 0.46, 0.53]]), 0.033)
     """
 
     model = "linear"
