@@ -421,7 +421,7 @@ def _class_bound(
     build_model = lambda logs: _class_model(x, inducing, jax.tree.map(jnp.exp, logs), points)
     with_prior_of = lambda model, q: type(q)({"f": q["f"].with_base_of(model.blocks["f"])})
     model = build_model(logs)
-    q = run(rule, model, rule.init(with_prior_of(model, q), model), data, jax.random.key(0), 100, 1e-10).q
+    q = run(rule, model, rule.init(with_prior_of(model, q), model), data, jax.random.key(0), 100, _SEARCH_TOLERANCE).q
 
     def value(logs: Any) -> Any:
         if points.delta:
@@ -434,6 +434,7 @@ def _class_bound(
     return q, *jax.value_and_grad(value)(logs)
 
 
+_SEARCH_TOLERANCE = 1e-6  # Nats, of each posterior while the kernel is searched: its bound is then known to about that.
 _POINTS = {"cvi": Quadrature(20), "laplace": Delta()}
 # A full step of variational inference may overshoot if the kernel is nearly a step function; Newton's steps do not.
 _RULES = {"cvi": cvi(1.0).replace(guard=Backtracking(monotone=True)), "laplace": cvi(1.0)}
