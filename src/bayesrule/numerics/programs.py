@@ -29,8 +29,9 @@ from jax.core import trace_ctx
 P = ParamSpec("P")
 T = TypeVar("T")
 
-CAPACITY = 256
-"""How many programs the library keeps. Each has about ten memory maps and a megabyte."""
+CAPACITY = 64
+"""How many programs the library keeps. A large one has about fifty memory maps and several megabytes; a fit of an
+estimator has two to eight programs."""
 
 SMALL = 2**17
 """Programs whose arguments have fewer numbers than this in all are compiled quickly."""

@@ -9,6 +9,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy.linalg as linalg
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ...numerics.trees import floating, ravel, unravel
@@ -52,7 +54,10 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         if precision.ndim == 0:
             size = sum(leaf.size for leaf in jax.tree.leaves(self.mean))
             dtype = jnp.result_type(*jax.tree.leaves(self.mean)) if size else precision.dtype
-            precision = precision * jnp.eye(size, dtype=dtype)
+            identity = np.eye(size, dtype=jnp.result_type(precision, dtype))
+            # A number is multiplied on the host, where a new size costs no program.
+            number = precision if isinstance(precision, Tracer) else np.asarray(precision).astype(identity.dtype)
+            precision = jnp.asarray(number * identity)
         if (
             jnp.finfo(precision.dtype).bits < 32
         ):  # half-precision parameters have a float32 precision: it is solved with
