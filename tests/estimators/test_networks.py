@@ -19,6 +19,7 @@ from bayesrule.estimators import BinaryMLPClassifier, MLPClassifier, MLPRegresso
 from bayesrule.estimators.named_recipes import NETWORK, network_rule
 from bayesrule.fitting.loop import run_chunk
 from bayesrule.fitting.predict import _predict
+from bayesrule.numerics.programs import release_programs
 
 # Optional: the dev extra installs it.
 pd = pytest.importorskip("pandas")
@@ -77,7 +78,7 @@ def test_what_is_fitted(classifier, regressor):
 
 def test_a_second_fit_compiles_nothing(classifier):
     """Other rows, other seeds, another prior: the same programs."""
-    # Programs that the fixture compiled may have been dropped since, where a worker has many of them.
+    release_programs()  # Otherwise old programs may be dropped while they are counted.
     clone(classifier).fit(X, CLASSES).predict_proba(X)
     compiled = [run_chunk.count(), _predict.count()]
     again = MLPClassifier((4,), max_iter=60, samples=8, prior_precision=2.0, random_state=1).fit(X[3:], CLASSES[3:])
