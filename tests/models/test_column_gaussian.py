@@ -119,7 +119,7 @@ def test_degenerate_rows():
 
 def test_draws_agree_with_scikit_learns_imputation():
     """Against chained Bayesian regressions: the same mean and deviation of what is missing, up to chance."""
-    from sklearn.experimental import enable_iterative_imputer  # noqa: F401
+    from sklearn.experimental import enable_iterative_imputer  # noqa: F401  (It must be imported first.)
     from sklearn.impute import IterativeImputer
 
     rng = np.random.default_rng(0)

@@ -48,10 +48,6 @@ class Quadrature(Points[GaussianFamily | ConditionalFamily]):
         self.order = positive_int("order", order)
         self.bend = None if bend is None else positive_number("bend", bend)
 
-    def with_order(self, order: int) -> Quadrature:
-        """The same with another number of points."""
-        return Quadrature(order, bend=self.bend)
-
     def fits(self, size: int) -> bool:
         """Whether a grid in `size` dimensions is small enough to evaluate."""
         return self.order**size <= _GRID_LIMIT
