@@ -103,8 +103,8 @@ class Driver:
         """Take steps until a count, or until something ends them, and decide how to go on from there."""
         fast, count = self._is_fast(carry.state), int(carry.state.count)
         left = steps_to_patience(carry)
-        if not fast and 0 < left < until - count and self.faster is not None:
-            until = count + left
+        if not fast and carry.watch is not None and 0 < left < until - count:
+            until = count + left  # Then it is decided whether to go on with accelerated steps.
         carry = self._run(self.faster if self.faster is not None and fast else self.rule, carry, until)
         return self.decide(carry, until)
 

@@ -414,7 +414,7 @@ def _alternate(
         if settled or np.max(np.abs(residual)) < _CLOSE:  # From here on a rough q would mislead.
             current_tolerance = tolerance
         if fits < rounds:
-            after = logs if settled else unravel(extrapolation.next(vector, residual))
+            after = unravel(extrapolation.next(vector, residual))
             start = with_new_prior(result.q, values_at(logs), values_at(after), prior)
             logs = after
     converged = settled and current_tolerance == tolerance and result.reason == "converged"

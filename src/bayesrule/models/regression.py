@@ -61,7 +61,20 @@ def _softplus(f: Array) -> Array:
 
 @_softplus.defjvp
 def _softplus_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    return _softplus(*primals), jax.nn.sigmoid(primals[0]) * tangents[0]
+    return _softplus(*primals), _sigmoid(*primals) * tangents[0]
+
+
+@jax.custom_jvp
+def _sigmoid(f: Array) -> Array:
+    """σ(f), by the same exponential as log(1 + eᶠ), so that it is computed once for both."""
+    small = jnp.exp(-jnp.abs(f))
+    return jnp.where(f >= 0, 1.0, small) / (1 + small)
+
+
+@_sigmoid.defjvp
+def _sigmoid_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    value = _sigmoid(*primals)
+    return value, value * (1 - value) * tangents[0]
 
 
 def softmax(f: Float[Array, " K-1"], y: Any) -> Array:
