@@ -22,7 +22,7 @@ from .convergence import Watch
 from .explain_stop import explain_slow, explain_stop
 from .improper import explain_improper, may_be_improper
 from .loader import Loader
-from .loop import Carry, copy_for_donation, empty_trace, run_chunk
+from .loop import Carry, copy_for_donation, empty_trace, is_large, run_chunk
 from .progress import run_in_chunks
 from .reason import Reason
 from .restart import may_restart, other_start
@@ -65,11 +65,17 @@ class Driver:
         self.first = int(state.count) if resumed else 0
         self.diagnose = tolerance is not None or self.full_batch
         self.how: Any = {"batch_size": loader.batch_size, "diagnose": self.diagnose, "microbatches": microbatches}
+        self.single_steps = is_large(state)
         # The q that the fit began from, until its first chunk has shown that steps can be taken from there.
         self.start = state.q if not resumed and may_restart(rule, objective, state.q) else None
         self.first_q = state.q
         self.confirmable = tolerance is not None and self.full_batch and has_linearization(rule, objective, state.q)
         self._verdict: tuple[Any, tuple[Reason, str | None]] | None = None
+
+    @property
+    def returns_to_start(self) -> bool:
+        """Whether the state that the fit starts from may still be read after its first steps."""
+        return self.full_batch or self.start is not None
 
     @cached_property
     def faster(self) -> Rule | None:
@@ -135,9 +141,15 @@ class Driver:
         return run_in_chunks(self.chunk, carry, self.last, lambda carry: None)
 
     def _run(self, rule: Rule, carry: Carry, until: int) -> Carry:
-        return run_chunk(
-            rule, self.objective, self.data, self.key, self.tolerance, self.first, until, carry, **self.how
-        )
+        carry = self._call(rule, carry, until)
+        if self.single_steps:
+            while int(carry.state.count) < until and Reason.of(int(carry.code)) is Reason.STEPS:
+                carry = self._call(rule, carry, until)
+        return carry
+
+    def _call(self, rule: Rule, carry: Carry, until: int) -> Carry:
+        how = {**self.how, "single": True} if self.single_steps else self.how
+        return run_chunk(rule, self.objective, self.data, self.key, self.tolerance, self.first, until, carry, **how)
 
     def judge(self, result: Result) -> Result:
         """The result, which has the reason and the explanation that it deserves as soon as one of them is asked for."""

@@ -33,7 +33,7 @@ from .bound import judge_bound
 from .convergence import first_watch
 from .driver import Driver
 from .loader import Loader
-from .loop import Carry, copy_for_donation
+from .loop import Carry, copy_for_donation, move_for_donation
 from .minima import minima
 from .progress import ProgressBar, run_in_chunks
 from .reason import Reason
@@ -168,7 +168,10 @@ def fit(
 
     with ProgressBar(progress is True, steps) as bar:
         if starts == 1:
-            carry = driver.begin(copy_for_donation(state))
+            if resumed is not None or driver.returns_to_start:
+                carry = driver.begin(copy_for_donation(state))
+            else:
+                carry = driver.begin(move_for_donation(state, (start, objective, rule, loader.data)))
             record, (carry, reason) = None, run_in_chunks(chunk, carry, driver.last, after_chunk)
         else:
             ends = _run_starts(driver, state, starts, bar)

@@ -14,7 +14,11 @@ import numpy as np
 from jaxtyping import Array, Int, PyTree
 
 from ..numerics.random import Key
+from ..numerics.shuffle import shuffled
 from ..objectives.base import AbstractObjective
+
+_SORTED_ROWS = 2**13
+"""Up to so many rows an epoch begins by sorting random numbers; of more, each batch computes its own rows."""
 
 
 class Loader(NamedTuple):
@@ -44,8 +48,11 @@ class Loader(NamedTuple):
         return Loader(data, None if batch_size == rows else batch_size, rows)
 
     def initial_order(self) -> np.ndarray:
-        """The order of the rows before the first shuffle: −1 everywhere, which `select_batch` recognises."""
-        return np.full(self.rows if self.batch_size is not None else 0, -1)
+        """The order of the rows before the first shuffle: −1 everywhere, which `select_batch` recognises.
+
+        It is empty where there are no mini-batches, or so many rows that no order is kept.
+        """
+        return np.full(self.rows if self.batch_size is not None and self.rows <= _SORTED_ROWS else 0, -1)
 
 
 def select_batch(
@@ -64,22 +71,24 @@ def select_batch(
         objective: builds the batch from the chosen rows.
         data: all data.
         key: the key from which the epochs' keys are folded.
-        order: the order of the current epoch, or −1 before the first shuffle.
+        order: the order of the current epoch, or −1 before the first shuffle; empty where none is kept.
         count: the number of the step.
         batch_size: the number of rows in a batch.
 
     Returns:
         The batch, and the order of the epoch it belongs to.
     """
-    rows = order.shape[0]
+    rows = objective.rows(data)
     per_epoch = batches_per_epoch(objective, rows, batch_size)
     epoch, position = count // per_epoch, count % per_epoch
-    shuffle = lambda: jax.random.permutation(jax.random.fold_in(key, epoch), rows)
+    epoch_key, offset = jax.random.fold_in(key, epoch), position * batch_size + jnp.arange(batch_size)
+    place = jnp.minimum(offset, rows - 1)
+    if order.shape[0] == 0:
+        return objective.select_rows(data, shuffled(epoch_key, place, rows), offset < rows), order
+    shuffle = lambda: jax.random.permutation(epoch_key, rows)
     # The first step of an epoch shuffles. A resumed run begins in the middle of one, with no order, and shuffles too.
     order = jax.lax.cond((position == 0) | (order[0] < 0), shuffle, lambda: order)
-    offset = position * batch_size + jnp.arange(batch_size)
-    index = order[jnp.minimum(offset, rows - 1)]
-    return objective.select_rows(data, index, offset < rows), order
+    return objective.select_rows(data, order[place], offset < rows), order
 
 
 def batches_per_epoch(objective: AbstractObjective, rows: int, batch_size: int) -> int:

@@ -38,7 +38,7 @@ class Carry(NamedTuple):
 
     Attributes:
         state: the state, whose `count` is the number of steps taken in all; for `fit` the rule's `State`.
-        order: the rows in the order of the current epoch (see `select_batch`); empty for full batches.
+        order: the rows in the order of the current epoch (see `select_batch`); empty for full batches and many rows.
         trace: the recorded history, an array for each quantity of `Info` with a place for each step of this fit.
         code: the `Reason.code` of what ended the loop. It is 0, the code of `Reason.STEPS`, while nothing has; a loop
             that takes all its steps ends with it.
@@ -75,6 +75,21 @@ def copy_for_donation(tree: PyTree) -> PyTree:
     return jax.tree.map(copy, tree)
 
 
+def move_for_donation(tree: PyTree, held: PyTree) -> PyTree:
+    """The arrays of a new tree, to be donated as they are; copies of those that are also in `held`, the caller's own.
+
+    At the size of a large network, a second copy of the state is what decides whether it fits into memory.
+    """
+    seen = {id(leaf) for leaf in jax.tree.leaves(held)}
+
+    def move(leaf: Any) -> Any:
+        is_new = isinstance(leaf, jax.Array) and id(leaf) not in seen and not getattr(leaf, "weak_type", False)
+        seen.add(id(leaf))
+        return leaf if is_new else copy_for_donation(leaf)
+
+    return jax.tree.map(move, tree)
+
+
 Advance = Callable[[Any, PyTree, Key, Any], tuple[Any, Any, Any]]
 """advance(state, batch, key, measured) -> (new state, info, measured): one step, as `iterate` calls it."""
 
@@ -95,6 +110,7 @@ def iterate(
     measured: Any = None,
     restore: bool = True,
     fixed_steps: int | None = None,
+    single: bool = False,
 ) -> Carry:
     """Call `advance` until the state's count is `until`, or a step converges or cannot be taken.
 
@@ -116,13 +132,14 @@ def iterate(
         restore: whether a rejected step's old state has to be put back.
         fixed_steps: the number of steps to `until` where it is known to the compiler. The loop is then a scan, which
             has a reverse mode.
+        single: take one step, and no loop; the caller knows that one is due.
 
     Returns:
         The carry after the last step.
     """
     shuffle_key, step_key = keys
     if batch_size is not None:  # One mini-batch may have a small gradient by chance, so a whole epoch is judged.
-        window = max(window, batches_per_epoch(objective, np.shape(carry.order)[0], batch_size))
+        window = max(window, batches_per_epoch(objective, objective.rows(data), batch_size))
 
     def unfinished(loop: tuple[Carry, Any]) -> Array:
         carry = loop[0]
@@ -149,6 +166,8 @@ def iterate(
         new = dataclasses.replace(new, count=jnp.where(accepted, new.count, state.count))
         return Carry(new, order, trace, code, watch), measured
 
+    if single:
+        return body((carry, measured))[0]
     if fixed_steps is None:
         return jax.lax.while_loop(unfinished, body, (carry, measured))[0]
     turn = lambda loop, _: (jax.lax.cond(unfinished(loop), body, lambda loop: loop, loop), None)
@@ -178,6 +197,7 @@ def take_steps(
     diagnose: bool,
     microbatches: int = 1,
     fixed_steps: int | None = None,
+    single: bool = False,
 ) -> Carry:
     """Steps of a rule until a count is reached or something ends the fit.
 
@@ -195,6 +215,7 @@ def take_steps(
         diagnose: whether to compute the bound and the decrement at every step, which a tolerance needs.
         microbatches: the number of parts in which a batch is measured.
         fixed_steps: the number of steps to `until`, for a loop with a reverse mode (see `iterate`).
+        single: take one step, and no loop (see `is_large`).
 
     Returns:
         The carry after the last step.
@@ -235,11 +256,25 @@ def take_steps(
         measured=measured,
         restore=restore,
         fixed_steps=fixed_steps,
+        single=single,
     )
 
 
-run_chunk = compiled(static=("batch_size", "diagnose", "microbatches", "fixed_steps"), donate="carry")(take_steps)
+run_chunk = compiled(static=("batch_size", "diagnose", "microbatches", "fixed_steps", "single"), donate="carry")(
+    take_steps
+)
 """`take_steps`, compiled, with the carry's buffers donated."""
+
+_LARGE = 2**22
+
+
+def is_large(state: State) -> bool:
+    """Whether a state has so many numbers that each step is a program of its own.
+
+    In a loop XLA keeps copies of what the loop carries, and whatever is the same in every turn: about two and a half
+    times the memory of the parameters. A step on so many numbers takes so long that the loop saves no time.
+    """
+    return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(state)) >= _LARGE
 
 
 _WINDOW = 10

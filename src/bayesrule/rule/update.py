@@ -26,7 +26,7 @@ from ..curvature.measurement import Measurement
 from ..families.base import Family, Q
 from ..families.gaussian.base import GaussianFamily
 from ..numerics.random import Key
-from ..numerics.trees import coarsest_eps
+from ..numerics.trees import all_finite, coarsest_eps
 from ..objectives.base import AbstractObjective
 from ..steps.guards import Backtracking, Guard, GuardedStep
 from ..steps.schedule import at
@@ -163,7 +163,7 @@ def update(
     value = measured.value + _regularizer(rule, objective, q)
     previous = q if steps.momentum is not None else state.previous
     aux = rule.curvature.updated_aux(objective, state.aux, measured.aux, step.rate * guarded.fraction)
-    averaged, unit = _updated_start(state, step, guarded.q, gate)
+    averaged, unit = _updated_start(objective, state, step, guarded.q, gate)
     after = State(
         guarded.q, state.count + 1, previous, average, aux, scale, averaged=averaged, unit=unit, history=history
     )
@@ -407,7 +407,9 @@ def _made_positive(rule: Rule, state: State, measured: Measurement, share: Any) 
     return dataclasses.replace(measured, curvature=jax.tree.map(select, positive, measured.curvature))
 
 
-def _updated_start(state: State, step: Step, q: Family, gate: Array | None) -> tuple[Any, Any]:
+def _updated_start(
+    objective: AbstractObjective, state: State, step: Step, q: Family, gate: Array | None
+) -> tuple[Any, Any]:
     """`State.averaged` and `State.unit` after a step to q.
 
     The unit is computed from the new precision, once, in a branch: so that it takes no pass over the parameters in any
@@ -419,8 +421,13 @@ def _updated_start(state: State, step: Step, q: Family, gate: Array | None) -> t
     taken = 1.0 if gate is None else gate
     if unit is not None and divisor is not None:
         first = jnp.asarray(unit == 0) & (jnp.asarray(taken) > 0)
-        gaussian: Any = q.gaussian
-        unit = jax.lax.cond(first, lambda s: divisor.mean(s).astype(unit.dtype), lambda s: unit, gaussian.precision)
+
+        def measured_unit(gaussian: Any) -> Array:
+            # What a branch takes from outside is stored, so that the prior's precision is computed in here.
+            prior = state.q.from_gaussian_terms(*objective.regularizer.derivatives(gaussian))[1]
+            return dataclasses.replace(divisor, prior=prior).mean(gaussian.precision).astype(unit.dtype)
+
+        unit = jax.lax.cond(first, measured_unit, lambda _: unit, q.gaussian)
     return averaged + taken, unit
 
 
@@ -518,5 +525,4 @@ def _finite_part(tree: PyTree) -> PyTree:
 
 
 def _all_finite(tree: PyTree) -> Array:
-    leaves = jax.tree.leaves(tree)
-    return jnp.all(jnp.array([jnp.all(jnp.isfinite(leaf)) for leaf in leaves] or [True]))
+    return jnp.all(jnp.array([all_finite(leaf) for leaf in jax.tree.leaves(tree)] or [True]))

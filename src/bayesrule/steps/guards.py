@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from ..numerics.loops import hoist
+from ..numerics.trees import all_finite
 from .needs import Need
 from .step import Step
 
@@ -132,8 +133,7 @@ class Boundary(Guard):
 
     def take(self, q: Family, step: Step, assess: Assess, limit: Any) -> GuardedStep:
         new = q.moved(step)
-        finite = [jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(new) if jnp.issubdtype(x.dtype, jnp.inexact)]
-        inside = jnp.all(jnp.stack(finite))
+        inside = jnp.all(jnp.stack([all_finite(leaf) for leaf in jax.tree.leaves(new)]))
         return GuardedStep(new, jnp.ones(()), ~inside, inside)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -194,18 +195,20 @@ class Divisor(eqx.Module):
         are too long. If all v are equal it is the divisor itself.
         """
         plain = dataclasses.replace(self, start=None, unit=None)
-        divisors = [leaf / jnp.asarray(self.size, leaf.dtype) for leaf in jax.tree.leaves(plain(precision))]
-        priors = [None] * len(divisors) if self.prior is None else jax.tree.leaves(self.prior)
-        kept = [None] * len(divisors) if self.v is None else jax.tree.leaves(self.v)
-        curvatures = [
-            v if v is not None else jnp.maximum(self.temperature * s - (0.0 if p is None else p), 0) / self.size
-            for s, p, v in zip(jax.tree.leaves(precision), priors, kept, strict=True)
-        ]
-        pairs = list(zip(curvatures, divisors, strict=True))
-        determined = sum((jnp.sum(v / d) for v, d in pairs), start=jnp.zeros(()))
-        inverse = sum((jnp.sum(v / d**2) for v, d in pairs), start=jnp.zeros(()))
-        everywhere = sum((jnp.sum(d) for d in divisors), start=jnp.zeros(())) / sum(d.size for d in divisors)
+        trees = [precision, *(tree for tree in (self.prior, self.v) if tree is not None)]
+        leaves = list(zip(*map(jax.tree.leaves, trees), strict=True))
+        determined, inverse, total = sum((_sum_by_rows(plain._sums, parts) for parts in leaves), start=jnp.zeros(3))
+        everywhere = total / sum(parts[0].size for parts in leaves)
         return jnp.where(inverse > 0, determined / jnp.where(inverse > 0, inverse, 1.0), everywhere)
+
+    def _sums(self, s: Array, *rest: Array) -> Array:
+        """Σ v/d, Σ v/d² and Σ d over entries, with the divisors d of the gradient of the mean loss."""
+        prior = None if self.prior is None else rest[0]
+        v = None if self.v is None else rest[-1]
+        divisor = self._of(s, prior, v) / jnp.asarray(self.size, s.dtype)
+        if v is None:
+            v = jnp.maximum(self.temperature * s - (0.0 if prior is None else prior), 0) / self.size
+        return jnp.stack([jnp.sum(v / divisor), jnp.sum(v / divisor**2), jnp.sum(divisor)]).astype(float)
 
     def __call__(self, precision: PyTree) -> PyTree:
         """What divides the gradient of the sum over N examples, for every entry of the new precision.
@@ -242,3 +245,16 @@ class Divisor(eqx.Module):
     def _scaled(self, v: Array, prior_share: Array | None) -> Array:
         scaled = jnp.sqrt(v) if self.root else v
         return scaled if prior_share is None else scaled + prior_share
+
+
+_WHOLE = 2**16
+
+
+def _sum_by_rows(sums: Callable[..., Array], parts: tuple[Array, ...]) -> Array:
+    """sums(*parts), for large arrays one row after another: XLA would keep every summand in memory at once."""
+    shape = jnp.shape(parts[0])
+    if len(shape) < 2 or parts[0].size <= _WHOLE:
+        return sums(*parts)
+    row = lambda part, k: part[k] if jnp.shape(part)[:1] == shape[:1] else part
+    add = lambda k, total: total + sums(*(row(part, k) for part in parts))
+    return jax.lax.fori_loop(0, shape[0], add, jnp.zeros(3))

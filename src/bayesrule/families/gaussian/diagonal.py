@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import reduce
 from typing import Any, ClassVar, Self
 
 import equinox as eqx
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ...numerics.random import Key, normals
-from ...numerics.trees import floating, ravel, same_shape, unravel
+from ...numerics.trees import all_finite, floating, ravel, same_shape, unravel
 from ...steps.step import Step
 from ..base import ExponentialFamily
 from .base import GaussianFamily
@@ -66,6 +68,12 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
         ranks = [m.ndim - self.batch_ndim for m in jax.tree.leaves(self.mean)]
         sums = [jnp.sum(x, axis=tuple(range(-r, 0))) for x, r in zip(leaves, ranks, strict=True)]
         return jnp.asarray(sum(sums, start=0.0))
+
+    def _all(self, tree: PyTree, test: Callable[[Array, tuple[int, ...]], Array]) -> Bool[Array, "..."]:
+        """Whether test(leaf, axes of one distribution) holds in all leaves."""
+        ranks = [m.ndim - self.batch_ndim for m in jax.tree.leaves(self.mean)]
+        answers = [test(x, tuple(range(-r, 0))) for x, r in zip(jax.tree.leaves(tree), ranks, strict=True)]
+        return reduce(jnp.logical_and, answers, jnp.asarray(True))
 
     def transformed(self, noise: Float[Array, "... P"]) -> PyTree:
         deviation = unravel(noise, self.mean, self.batch_ndim)
@@ -165,11 +173,10 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
 
     def inside(self, natural: PyTree | None = None) -> Bool[Array, "..."]:
         q = self if natural is None else self.with_natural(natural)
-        outside = jax.tree.map(lambda m, s: ~(jnp.isfinite(m) & jnp.isfinite(s) & (s > 0)), q.mean, q.precision)
-        return self._sum(outside) == 0
+        return q.proper() & self._all(q.mean, all_finite)
 
     def proper(self) -> Bool[Array, "..."]:
-        return self._sum(jax.tree.map(lambda s: ~(jnp.isfinite(s) & (s > 0)), self.precision)) == 0
+        return self._all(self.precision, lambda s, axis: all_finite(s, axis) & (jnp.min(s, axis=axis, initial=1.0) > 0))
 
     def to_natural_gradient(self, covector: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         def second(m: Array, s: Array, c: Array, d: Array) -> Array:
