@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -32,13 +32,14 @@ from .accelerate import PATIENCE
 from .bound import judge_bound
 from .convergence import first_watch
 from .driver import Driver
-from .loader import Loader
+from .loader import Loader, batches_per_epoch
 from .loop import Carry, copy_for_donation, move_for_donation
 from .minima import minima
 from .progress import ProgressBar, run_in_chunks
 from .reason import Reason
 from .result import Result
 from .starts import SCALES, Lanes, bounds_of, choose, dispersed, fits_in_memory, run_chunk_together
+from .validation import Metric, Validation
 
 
 def fit(
@@ -56,6 +57,11 @@ def fit(
     microbatches: int = 1,
     check: bool = False,
     starts: int = 1,
+    validation: PyTree = None,
+    metrics: Mapping[str, Metric] | None = None,
+    patience: int | None = None,
+    on_step: Callable[[Result], bool | None] | None = None,
+    every: int | None = None,
 ) -> Result:
     """Run the rule on an objective for a number of steps, or until q is within `tolerance` of the optimum.
 
@@ -89,6 +95,15 @@ def fit(
             the best by its bound; `result.starts` says how many agree. For posteriors with several modes: differential
             equations, hidden Markov models, mixtures. A Gaussian is moved to points drawn at one, two and four of its
             own standard deviations in turn, so that a wide start looks far; `fitting/starts.py` has the other families.
+        validation: Data like `data` on which metrics are evaluated along the way; `result.validation` has their values,
+            and a progress bar shows the last. "loss" is the mean loss of an example at q's mean, without the prior.
+        metrics: Further metrics, functions of q and the validation data by name: `{"nll": f}`.
+        patience: End the fit when the first metric ("loss", if there are no others) has not become smaller in so many
+            evaluations, and return the best state, whatever ends the fit.
+        on_step: A function that is called with the result so far after every `every` steps, whose arrays it may read
+            only until it returns. The fit ends where it returns True.
+        every: After how many steps to evaluate and to call `on_step`; by default an epoch, or with full batches a
+            hundredth of all steps.
 
     Returns:
         The `Result`: the posterior `q`, the `reason` why the fit ended, and a `trace` with one value per step.
@@ -128,7 +143,8 @@ def fit(
         )
     starts = positive_int("starts", starts, meaning="from how many starts to fit")
     if starts > 1:
-        _check_several_starts(rule, resumed, given_key, checkpoint, progress)
+        follows = "validation=" if validation is not None else "on_step=" if on_step is not None else None
+        _check_several_starts(rule, resumed, given_key, checkpoint, progress, follows)
     state = rule.init(start, objective, key) if resumed is None else resumed.state
     objective.check_data(state.q, loader.data)
     normalized = objective.regularizer.normalized(state.q.component_prototype.gaussian)
@@ -148,23 +164,44 @@ def fit(
         resumed=resumed is not None,
     )
 
+    looks, every = None, _interval(every, steps, objective, loader, validation is not None or on_step is not None)
+    if validation is not None:
+        looks = Validation(objective, validation, metrics, patience, loader.batch_size)
+        if resumed is not None and resumed.validation is not None:
+            looks.resume(resumed.validation, resumed.best, driver.first)
+    elif metrics is not None or patience is not None:
+        raise ValueError("metrics= and patience= look at validation data: pass validation=, data like the fit's own.")
+
     def chunk(carry: Carry, until: int) -> Carry:
+        if every is not None:
+            until = min(until, (int(carry.state.count) // every + 1) * every)
         carry = driver.chunk(carry, until)
         _refuse_traced((carry.code, carry.trace))  # where the objective is a function made inside of the trace
         return carry
 
-    def after_chunk(carry: Carry) -> None:
-        done = int(carry.state.count) - driver.first
-        bar.update(done, carry.trace)
+    def after_chunk(carry: Carry) -> bool:
+        count = int(carry.state.count)
+        done, stop = count - driver.first, False
+        # A chunk may end between two evaluations, and the one after the last step is not left out.
+        due = every is not None and done > 0 and (count % every == 0 or count == driver.last)
+        if looks is not None and due:
+            stop = looks.look(carry.state)
+        bar.update(done, carry.trace, "" if looks is None else looks.text())
         if check:
             _check_rising(np.asarray(carry.trace["bound"])[:done])
-        if checkpoint is not None or callable(progress):
+        calls = on_step is not None and due
+        if checkpoint is not None or callable(progress) or calls:
             so_far = Result.of(carry, Reason.of(int(carry.code)), driver.first, key, normalized)
             so_far = driver.judge(so_far)
+            if looks is not None:
+                so_far.validation, so_far.best = looks.trace(), looks.best
             if checkpoint is not None:
                 so_far.save(checkpoint)
             if callable(progress):
                 progress(so_far)
+            if calls and on_step is not None:
+                stop = bool(on_step(so_far)) or stop
+        return stop
 
     with ProgressBar(progress is True, steps) as bar:
         if starts == 1:
@@ -177,7 +214,8 @@ def fit(
             ends = _run_starts(driver, state, starts, bar)
             record = choose(_bounds_of_ends(rule, objective, loader, ends, key), [reason for _, reason in ends])
             carry, reason = ends[record.best]
-    q, state = carry.state.q, carry.state
+    state = carry.state if looks is None or looks.best is None else looks.best
+    q = state.q
     if reason is Reason.NOT_FINITE and int(state.count) == driver.first:
         cause = objective.explain_not_finite(q, loader.data)
         if cause is not None:
@@ -194,6 +232,10 @@ def fit(
         starts=record,
     )
     result = driver.judge(result)
+    if looks is not None:
+        result.validation = looks.trace()
+    if looks is not None and looks.best is not None:
+        result.state = state
     if record is not None:
         result.starts = record.with_verdict(result.reason)
     improper = driver.improper(result)
@@ -234,11 +276,29 @@ def _run_starts(driver: Driver, state: State, starts: int, bar: ProgressBar) -> 
     return [one.finish(*end) for one, end in zip(drivers, lanes.separate(reason), strict=True)]
 
 
+def _interval(every: int | None, steps: int, objective: AbstractObjective, loader: Loader, used: bool) -> int | None:
+    """After how many steps validation and `on_step` are due; None where neither is asked for."""
+    if not used:
+        if every is not None:
+            raise ValueError("every= says when to look at validation= or to call on_step=: pass one of them.")
+        return None
+    if every is not None:
+        return positive_int("every", every, meaning="after how many steps to look")
+    if loader.batch_size is not None:
+        return batches_per_epoch(objective, loader.rows, loader.batch_size)
+    return max(1, steps // 100)
+
+
 _STARTS = 0x57A7  # Folded into the key of a fit for the keys of its further starts.
 
 
 def _check_several_starts(
-    rule: Rule, resumed: Result | None, key: Key | None, checkpoint: Any, progress: bool | Callable
+    rule: Rule,
+    resumed: Result | None,
+    key: Key | None,
+    checkpoint: Any,
+    progress: bool | Callable,
+    follows: str | None,
 ) -> None:
     """Raise where several starts cannot be combined with the other arguments."""
     if rule.search is not None:
@@ -253,8 +313,8 @@ def _check_several_starts(
         )
     if key is None:
         raise ValueError("starts= draws starts around the one that was given: pass key=jax.random.key(…).")
-    if checkpoint is not None or callable(progress):
-        which = "checkpoint=" if checkpoint is not None else "progress= with a function"
+    if checkpoint is not None or callable(progress) or follows is not None:
+        which = follows or ("checkpoint=" if checkpoint is not None else "progress= with a function")
         raise ValueError(
             f"{which} follows one fit, and with starts= there are several: remove it, or fit with starts= first for a "
             "moderate number of steps and go on from the result with the other."

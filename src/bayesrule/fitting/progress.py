@@ -20,7 +20,7 @@ _CHUNK_SECONDS = 0.25
 
 
 def run_in_chunks(
-    run_chunk: Callable[[Any, int], Any], carry: Any, last: int, after_chunk: Callable[[Any], None]
+    run_chunk: Callable[[Any, int], Any], carry: Any, last: int, after_chunk: Callable[[Any], bool | None]
 ) -> tuple[Any, Reason]:
     """Call the compiled loop on a few steps at a time, until all are taken, something ends them, or Ctrl-C.
 
@@ -28,7 +28,8 @@ def run_in_chunks(
         run_chunk: run_chunk(carry, until) takes steps until the state's count is `until` or a reason ends them.
         carry: where to begin: a `Carry`, or anything else with a `code` and a `state` that has a `count`.
         last: the count at which all steps are taken.
-        after_chunk: called with the carry after every chunk, before the next one donates its buffers.
+        after_chunk: called with the carry after every chunk, before the next one donates its buffers. Where it returns
+            True, no other follows.
 
     Returns:
         The carry after the last chunk that ended, and why no other followed it.
@@ -43,9 +44,11 @@ def run_in_chunks(
                     carry = run_chunk(carry, min(done + chunk_steps, last))
                     reason = Reason.of(int(carry.code))  # waits for the chunk to end
                 done = int(carry.state.count)
-                after_chunk(carry)
+                stop = after_chunk(carry)
                 if reason is not Reason.STEPS:
                     return carry, reason
+                if stop:
+                    return carry, Reason.STOPPED
                 if interrupt.requested:
                     return carry, Reason.INTERRUPTED
                 if time.perf_counter() - began < _CHUNK_SECONDS:
@@ -97,11 +100,12 @@ class ProgressBar:
             self.bar.start()
         return self
 
-    def update(self, done: int, trace: dict[str, Any]) -> None:
-        """Show how many steps of this fit are done."""
+    def update(self, done: int, trace: dict[str, Any], more: str = "") -> None:
+        """Show how many steps of this fit are done, and further text, such as validation metrics."""
         if self.bar is not None and done:
             name = "bound" if "bound" in trace else "objective"
-            self.bar.update(self.task, completed=done, description=f"{name} {float(trace[name][done - 1]):.6g}")
+            text = f"{name} {float(trace[name][done - 1]):.6g}"
+            self.bar.update(self.task, completed=done, description=f"{text}, validation {more}" if more else text)
 
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:

@@ -26,6 +26,7 @@ class Reason(StrEnum):
     INTERRUPTED = "interrupted", "the user interrupted it (Ctrl-C)"
     PRECISION_LOST = "precision lost", "rounding errors are larger than the tolerance"
     COARSE_POINTS = "points too coarse", "it converged at its own points, which are too coarse for the integrals"
+    STOPPED = "stopped early", "the validation metric no longer improved, or on_step ended the fit"
 
     def __new__(cls, value: str, message: str) -> Reason:
         member = str.__new__(cls, value)

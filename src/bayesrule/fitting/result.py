@@ -31,9 +31,9 @@ class Result:
         reason: why it ended, a `Reason`. It equals one of the strings "converged" (the estimated distance to
             the optimum fell below the tolerance), "steps" (all steps were taken), "not finite" (the loss or one of its
             derivatives was not a finite number), "left the domain" (λ left Ω), "stalled" (no fraction of the step was
-            acceptable), "interrupted" (Ctrl-C), "precision lost" (rounding errors are larger than the tolerance) and
-            "points too coarse" (it converged at a grid of points on which the integrals are not accurate);
-            `reason.message` says it in words.
+            acceptable), "interrupted" (Ctrl-C), "precision lost" (rounding errors are larger than the tolerance),
+            "points too coarse" (it converged at a grid of points on which the integrals are not accurate) and "stopped
+            early" (by `patience=` or `on_step=`); `reason.message` says it in words.
         trace: arrays of one value per step: "objective", "rate", "fraction" and "guard" as in `Info`, and with full
             batches or a tolerance "bound" and "decrement".
         key: the key of the fit.
@@ -41,6 +41,9 @@ class Result:
             a flat prior, which has none, only bounds of the same model can be compared.
         loop_reason: why the loop of steps ended, before it was judged with the arithmetic and the points in mind.
         watch: what the test of convergence remembers of the last steps, for a fit that goes on from here.
+        validation: with `validation=`, an array for each metric and the numbers of the steps ("step") after which they
+            were evaluated; None without.
+        best: in a checkpoint of a fit with `patience=`, the best state so far.
         starts: where the starts of `fit(starts=k)` ended, and how many agree, a `Starts`; None for a single start.
     """
 
@@ -58,7 +61,10 @@ class Result:
         watch: Watch | tuple | None = None,
         starts: Starts | tuple | None = None,
         explanation: str | None = None,
+        validation: dict[str, np.ndarray] | None = None,
+        best: State | None = None,
     ):
+        self.validation, self.best = validation, best
         self.state, self.trace, self.key, self.normalized = state, trace, key, normalized
         self.loop_reason = self._reason = Reason(reason)
         self._explanation: str | None = explanation
@@ -200,6 +206,8 @@ class Result:
             "explanation": self.explanation,
             "watch": None if self.watch is None else tuple(self.watch),
             "starts": None if self.starts is None else tuple(self.starts),
+            "validation": self.validation,
+            "best": self.best,
         }
         write(path, fields)
 
