@@ -14,6 +14,7 @@ _MODULES = {
     "rule.multistart": "Search",
     "objectives.objective": "Objective",
     "objectives.batches": "Weighted Microbatches",
+    "numerics.frozen": "freeze join",
     "points.base": "Delta Exact",
     "points.sampling": "MonteCarlo QuasiMonteCarlo",
     "points.quadrature": "Quadrature Enumeration",

@@ -58,6 +58,8 @@ from .fitting.result import save as save
 from .fitting.run import Fitted as Fitted
 from .fitting.run import run as run
 from .fitting.starts import Starts as Starts
+from .numerics.frozen import freeze as freeze
+from .numerics.frozen import join as join
 from .objectives.batches import Microbatches as Microbatches
 from .objectives.batches import Weighted as Weighted
 from .objectives.objective import Objective as Objective

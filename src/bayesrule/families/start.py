@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import PyTree
 
+from ..numerics.frozen import split_off_integers
 from ..numerics.trees import wide
 from .base import Family
 from .gaussian.diagonal import DiagonalGaussian
@@ -123,6 +124,11 @@ class Start(eqx.Module):
             )
         if any(jnp.iscomplexobj(leaf) for leaf in leaves):
             raise ValueError("Parameters must be real: split complex ones into real and imaginary parts.")
+        if split_off_integers(given)[1] is not None:
+            raise ValueError(
+                "Some parameters are arrays of integers or booleans, which have no gradient: split them off with "
+                "params, frozen = blr.freeze(params), and give the objective frozen=frozen."
+            )
         # Half-precision parameters are kept, and moved, in float32: their updates would be lost in rounding.
         params = jax.tree.map(_widen, given)
         one_member = jax.tree.map(lambda x: x[0] if jnp.ndim(x) else x, params) if self.kind.is_mixture else params

@@ -23,9 +23,11 @@ from ..factor_graph.leave_one_out import leave_one_out
 from ..factor_graph.model import Model
 from ..families.base import Family
 from ..numerics.checks import nonnegative_int, positive_int
+from ..numerics.frozen import Frozen, split_off_integers
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
-from ..objectives.objective import as_objective
+from ..objectives.batched import Batched
+from ..objectives.objective import Objective, as_objective
 from ..rule.rule import Rule
 from ..rule.state import State
 from .accelerate import PATIENCE
@@ -39,6 +41,7 @@ from .progress import ProgressBar, run_in_chunks
 from .reason import Reason
 from .result import Result
 from .starts import SCALES, Lanes, bounds_of, choose, dispersed, fits_in_memory, run_chunk_together
+from .unused import unused_parameters
 from .validation import Metric, Validation
 
 
@@ -73,7 +76,9 @@ def fit(
     Args:
         rule: The algorithm, such as `blr.newton()`.
         objective: An `Objective`, a `Model`, or a plain function of θ.
-        start: A member of the rule's family, bare parameters, or an earlier `Result` to continue from. Where a model's
+        start: A member of the rule's family, bare parameters, or an earlier `Result` to continue from. Arrays of
+            integers and booleans among bare parameters are not learned: the loss gets them as they are, q has None in
+            their places, and `result.frozen` has them (see `freeze`). Where a model's
             likelihood cannot be integrated over it, because it is too wide, `cvi` and `ncvmp` begin from a narrower q
             with its mean, if that has a higher bound than what was reached from the start.
         data: A pytree of arrays with one row per example (or `Weighted`).
@@ -119,9 +124,14 @@ def fit(
     >>> round(float(result.q.mean), 3), result.starts.agree < 8
     (1.057, True)
     """
+    frozen = None
+    if not isinstance(start, Result | Family | None):
+        start, frozen = split_off_integers(start)
     given = start.state if isinstance(start, Result) else start
     _refuse_traced((rule, objective, given, data, steps, key, tolerance))
     objective = as_objective(objective)
+    if frozen is not None:
+        objective = _with_frozen(objective, frozen)
     steps = nonnegative_int("steps", steps, meaning="how many steps to take")
     if microbatches != 1 and not objective.splits_batches:
         raise ValueError("A model measures its batch as a whole: remove microbatches=, and take a smaller batch_size.")
@@ -147,6 +157,8 @@ def fit(
         _check_several_starts(rule, resumed, given_key, checkpoint, progress, follows)
     state = rule.init(start, objective, key) if resumed is None else resumed.state
     objective.check_data(state.q, loader.data)
+    if loader.batch_size is not None and not isinstance(start, Result | Family | None):
+        _warn_of_unused(objective, start, loader.data)
     normalized = objective.regularizer.normalized(state.q.component_prototype.gaussian)
     watch = None
     if tolerance is not None:
@@ -232,6 +244,7 @@ def fit(
         starts=record,
     )
     result = driver.judge(result)
+    result.frozen = getattr(getattr(objective, "frozen", None), "arrays", None)
     if looks is not None:
         result.validation = looks.trace()
     if looks is not None and looks.best is not None:
@@ -274,6 +287,32 @@ def _run_starts(driver: Driver, state: State, starts: int, bar: ProgressBar) -> 
     last = driver.last if driver.faster is None else min(driver.last, PATIENCE)
     lanes, reason = run_in_chunks(together, Lanes.of(carries), last, after_chunk)
     return [one.finish(*end) for one, end in zip(drivers, lanes.separate(reason), strict=True)]
+
+
+def _with_frozen(objective: AbstractObjective, frozen: PyTree) -> AbstractObjective:
+    """The objective with arrays of integers and booleans that came with the start."""
+    if not isinstance(objective, Objective | Batched):
+        raise ValueError(
+            "Some parameters are arrays of integers or booleans, which have no gradient: leave them out of the start, "
+            "and let the function close over them."
+        )
+    known = objective.frozen
+    return dataclasses.replace(objective, frozen=Frozen(frozen if known is None else known.joined(frozen)))
+
+
+def _warn_of_unused(objective: AbstractObjective, params: PyTree, data: PyTree) -> None:
+    """Warn of parameters that the loss does not depend on: they would stay as uncertain as the prior."""
+    if not isinstance(objective, Objective | Batched):
+        return
+    unused = unused_parameters(objective, params, data)
+    if unused:
+        names = ", ".join(unused[:4]) + (", …" if len(unused) > 4 else "")
+        warnings.warn(
+            f"The loss does not depend on the parameters {names}, or only behind stop_gradient: no data move them, and "
+            "q has their prior. Freeze them, if that is meant: params, frozen = blr.freeze(params, mask), and "
+            "Objective(…, frozen=frozen).",
+            stacklevel=3,
+        )
 
 
 def _interval(every: int | None, steps: int, objective: AbstractObjective, loader: Loader, used: bool) -> int | None:

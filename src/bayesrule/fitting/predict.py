@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, PyTree
 from ..families.base import Family
 from ..families.gaussian.base import GaussianFamily
 from ..numerics.checks import positive_int
+from ..numerics.frozen import Frozen, as_frozen
 from ..numerics.linalg import symmetric_root
 from ..numerics.programs import compiled
 from ..numerics.random import Key
@@ -44,6 +45,7 @@ def predict(
     points: Points | None = None,
     batch_size: int | None = None,
     variance: bool = False,
+    frozen: PyTree = None,
 ) -> Any:
     r"""The model's prediction at each row of `x`, for θ ~ q.
 
@@ -68,6 +70,7 @@ def predict(
         points: Points to average over in place of independent draws, such as `blr.Quadrature(5)` or `blr.Masks(32)`.
         batch_size: The number of rows that go through the model at a time. It bounds the memory and changes no number.
         variance: Whether to return the variance too.
+        frozen: Parameters that are not learned, from `freeze`, with which `apply` is called too.
 
     Returns:
         The mean of the linked output for each row. With `variance=True` the pair (mean, variance), where the variance
@@ -88,7 +91,7 @@ def predict(
     if not isinstance(q, Family):
         _check_arrays(q)
     plan = _Plan(apply, link, method, samples, batch_size, variance)
-    mean, output_variance = _predict(q, x, key, points, plan)
+    mean, output_variance = _predict(q, x, key, points, as_frozen(frozen), plan)
     return (mean, output_variance) if variance else mean
 
 
@@ -104,8 +107,13 @@ class _Plan(NamedTuple):
 
 
 @compiled(static="plan")
-def _predict(q: PyTree, x: PyTree, key: Key | None, points: Points | None, plan: _Plan) -> tuple[Array, Array | None]:
+def _predict(
+    q: PyTree, x: PyTree, key: Key | None, points: Points | None, frozen: Frozen | None, plan: _Plan
+) -> tuple[Array, Array | None]:
     """The mean and the variance of the linked outputs; no variance for the method "mean"."""
+    if frozen is not None:
+        apply = plan.apply
+        plan = plan._replace(apply=lambda theta, example: apply(frozen.joined(theta), example))
     if plan.method == "linearized":
         return _predict_linearized(q, x, key, plan)
     link = _link_function(plan.link)

@@ -43,6 +43,7 @@ class Result:
         watch: what the test of convergence remembers of the last steps, for a fit that goes on from here.
         validation: with `validation=`, an array for each metric and the numbers of the steps ("step") after which they
             were evaluated; None without.
+        frozen: the parameters that were not learned, with None in the places of the others; None if there are none.
         best: in a checkpoint of a fit with `patience=`, the best state so far.
         starts: where the starts of `fit(starts=k)` ended, and how many agree, a `Starts`; None for a single start.
     """
@@ -65,6 +66,7 @@ class Result:
         best: State | None = None,
     ):
         self.validation, self.best = validation, best
+        self.frozen: PyTree = None
         self.state, self.trace, self.key, self.normalized = state, trace, key, normalized
         self.loop_reason = self._reason = Reason(reason)
         self._explanation: str | None = explanation

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from ..numerics.frozen import Frozen, as_frozen, join
 from ..numerics.random import Key
 from .base import AbstractLoss, not_separable
 from .batches import Weighted, cast_inputs, check_size, count_examples, count_rows, sum_scaled, unpack, widen
@@ -31,6 +32,7 @@ class Batched(AbstractLoss):
     size: Any
     regularizer: Regularizer
     aux: PyTree
+    frozen: Frozen | None
     has_linear_outputs: ClassVar[bool] = False
     random: ClassVar[bool] = True
     takes_data: ClassVar[bool] = True
@@ -45,12 +47,14 @@ class Batched(AbstractLoss):
         prior: Any = None,
         aux: PyTree = None,
         compute: Any = None,
+        frozen: PyTree = None,
     ):
         self.loss = loss
         self.compute = None if compute is None else jnp.dtype(compute)
         self.size = check_size(loss, size)
         self.regularizer = as_regularizer(regularizer, prior)
         self.aux = aux
+        self.frozen = as_frozen(frozen)
 
     def examples(self, batch: PyTree) -> tuple[PyTree, Float[Array, " B"]]:
         """The examples, and the factor of each one's loss in the sum: its weight times N/M."""
@@ -61,7 +65,7 @@ class Batched(AbstractLoss):
         self, theta: PyTree, examples: PyTree, aux: PyTree = None, key: Key | None = None
     ) -> tuple[Float[Array, " B"], PyTree]:
         """Evaluate ℓ(θ, example) for each example of a batch, and the new aux."""
-        theta, examples = cast_inputs((theta, examples), self.compute)
+        theta, examples = cast_inputs((join(theta, self.frozen), examples), self.compute)
         # One step evaluates the loss several times with the same key on purpose, which `clone` declares.
         values, aux = self.loss(theta, examples, aux, None if key is None else jax.random.clone(key))
         rows = count_rows(examples)

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from ..families.gaussian.precision import SharedFeatures
+from ..numerics.frozen import Frozen, as_frozen, join
 from ..numerics.random import Key
 from .base import AbstractLoss, AbstractObjective
 from .batched import Batched
@@ -45,6 +46,7 @@ class Objective(AbstractLoss):
             Gaussian work where there are several outputs.
         aux: Carried along in the rule's state, unchanged.
         compute: A precision, such as `jnp.bfloat16`, in which the loss is computed; q, gradients and sums keep theirs.
+        frozen: Parameters that are not learned, from `freeze`: the loss is called with all of them.
 
     >>> import jax.numpy as jnp
     >>> objective = Objective(lambda w, e: 0.5 * (e[1] - e[0] @ w) ** 2, size=4, regularizer=1.0)
@@ -60,6 +62,7 @@ class Objective(AbstractLoss):
     size: Any
     regularizer: Regularizer
     aux: PyTree
+    frozen: Frozen | None
     random: ClassVar[bool] = False
     takes_data: ClassVar[bool] = True
     keeps_partial_batch: ClassVar[bool] = True
@@ -75,6 +78,7 @@ class Objective(AbstractLoss):
         linear: bool | Callable[[Any], Array] = False,
         aux: PyTree = None,
         compute: Any = None,
+        frozen: PyTree = None,
     ):
         size = check_size(loss, size)
         if linear and output is None:
@@ -86,6 +90,7 @@ class Objective(AbstractLoss):
         self.size = size
         self.regularizer = as_regularizer(regularizer, prior)
         self.aux = aux
+        self.frozen = as_frozen(frozen)
 
     @staticmethod
     def from_batch(
@@ -96,13 +101,15 @@ class Objective(AbstractLoss):
         regularizer: Any = None,
         prior: Any = None,
         compute: Any = None,
+        frozen: PyTree = None,
     ) -> Batched:
         """An objective whose examples are not independent, or whose loss is random.
 
         `function(params, batch, aux, key)` returns one loss for each example of the batch and the new
         `aux` (batch statistics, say), which is kept in the rule's state and begins as `aux`.
         """
-        return Batched(function, size=size, regularizer=regularizer, prior=prior, aux=aux, compute=compute)
+        options: Any = {"regularizer": regularizer, "prior": prior, "aux": aux, "compute": compute, "frozen": frozen}
+        return Batched(function, size=size, **options)
 
     @property
     def has_linear_outputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on `linear`
@@ -139,7 +146,7 @@ class Objective(AbstractLoss):
 
     def example_loss(self, theta: PyTree, example: PyTree) -> Array:
         """Evaluate ℓ(θ, example) for one example."""
-        theta, example = cast_inputs((theta, example), self.compute)
+        theta, example = cast_inputs((join(theta, self.frozen), example), self.compute)
         if self.output is not None:
             x, y = example
             value = as_scalar(self.loss(self.output(theta, x), y), "loss(output, y)")
@@ -203,7 +210,9 @@ class Objective(AbstractLoss):
                 "This needs the outputs of the model: build the objective as Objective(loss, output=apply, …) "
                 "with loss(output, y) and examples (x, y)."
             )
-        return self.output
+        if self.frozen is None:
+            return self.output
+        return lambda theta, x: self.output(join(theta, self.frozen), x)  # pyright: ignore[reportOptionalCall]
 
 
 def as_objective(objective: Any) -> AbstractObjective:

@@ -29,14 +29,14 @@ from ..points.sampling import MonteCarlo
 from ..rule.rule import Rule
 from ..steps.guards import Boundary, Guard, Retraction
 from ..steps.scaling import GradientAverage, Scaling
-from ..steps.schedule import Number, Rates, equals
+from ..steps.schedule import Number, Rate, Rates, equals
 from ..steps.steps import Steps
 from ..steps.window import Window
 
 # Point estimates, and what they say about a posterior.
 
 
-def sgd(rate: Number, *, momentum: Number | None = None, precision: Any = 1.0) -> Rule:
+def sgd(rate: Rate, *, momentum: Number | None = None, precision: Any = 1.0) -> Rule:
     r"""Stochastic gradient descent, $θ ← θ − ρS^{-1}\hat g$ (section 4.1, `eq:sgd_cov`).
 
     A Gaussian with fixed precision N·S, and the delta method on mini-batches. With `momentum` it is the heavy ball,
@@ -61,7 +61,7 @@ def sgd(rate: Number, *, momentum: Number | None = None, precision: Any = 1.0) -
     return Rule(family, Delta(), Gradient(), Steps(rate, momentum=momentum), name="sgd", section="4.1")
 
 
-def rmsprop(rate: Number, *, decay: Number = 0.9, damping: Number = 1e-8) -> Rule:
+def rmsprop(rate: Rate, *, decay: Number = 0.9, damping: Number = 1e-8) -> Rule:
     r"""RMSprop, $θ ← θ − α\hat g/(\sqrt v + c)$, $v ← βv + (1−β)\hat g^2$ (section 4.2, `eq:rmsprop_update`).
 
     A diagonal Gaussian, the delta method, and the squared mini-batch gradient in place of the Hessian; the separate
@@ -86,7 +86,7 @@ def rmsprop(rate: Number, *, decay: Number = 0.9, damping: Number = 1e-8) -> Rul
 
 
 def adam(
-    rate: Number,
+    rate: Rate,
     *,
     averaging: Number = 0.9,
     decay: Number = 0.999,
@@ -124,7 +124,7 @@ def adam(
 
 
 def dropout(
-    rate: Number,
+    rate: Rate,
     keep: Any = 0.9,
     *,
     samples: int = 1,
@@ -168,7 +168,7 @@ def dropout(
 
 
 def ogn(
-    rate: Number,
+    rate: Rate,
     *,
     averaging: Number = 0.9,
     decay: Number | Window | None = None,
@@ -212,7 +212,7 @@ def ogn(
 
 
 def oggn(
-    rate: Number,
+    rate: Rate,
     *,
     averaging: Number = 0.9,
     decay: Number | Window | None = None,
@@ -245,7 +245,7 @@ def oggn(
 
 
 def vogn(
-    rate: Number,
+    rate: Rate,
     *,
     samples: int = 1,
     antithetic: bool = False,
@@ -283,7 +283,7 @@ def vogn(
 
 
 def voggn(
-    rate: Number,
+    rate: Rate,
     *,
     samples: int = 1,
     antithetic: bool = False,
@@ -319,7 +319,7 @@ def voggn(
 
 
 def ivon(
-    rate: Number,
+    rate: Rate,
     *,
     samples: int = 1,
     antithetic: bool = False,
@@ -360,7 +360,7 @@ def ivon(
 
 
 def slang(
-    rate: Number,
+    rate: Rate,
     *,
     rank: int = 5,
     samples: int = 1,
@@ -425,7 +425,7 @@ def straight_through(rate: Number, *, averaging: Number | None = None) -> Rule:
 
 
 def bayesbinn(
-    rate: Number,
+    rate: Rate,
     *,
     relaxation: Number = 1.0,
     smoothing: Number = 0.0,
@@ -473,7 +473,7 @@ _LOW_RANK = Window(1.0, decay=0.99)
 
 
 def _steps(
-    rate: Number,
+    rate: Rate,
     decay: Number | Window,
     average: GradientAverage | None = None,
     scaling: Scaling | None = None,
@@ -496,7 +496,7 @@ def _adaptive(points: Points, curvature: Curvature, steps: Steps, guard: Guard, 
 
 
 def _online_steps(
-    rate: Number,
+    rate: Rate,
     averaging: Number,
     decay: Number | Window | None,
     curvature: Any,

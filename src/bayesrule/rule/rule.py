@@ -53,6 +53,7 @@ from ..curvature.measurement import Measurement
 from ..factor_graph.data import Rows
 from ..factor_graph.model import Model
 from ..families.base import Family
+from ..families.gaussian.base import GaussianFamily
 from ..families.start import Start, as_start
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
@@ -179,6 +180,14 @@ class Rule(eqx.Module):
         params = params if objective is None else objective.starting_point(params)
         q = self.family.start(params, objective, at(self.steps.temperature, 0))
         check(self.family, self.points, self.curvature, self.steps, self.guard, q)
+        if self.steps.rates.groups and not (isinstance(q, GaussianFamily) and q.elementwise):
+            raise ValueError(
+                f"Rates for parts of the parameters need a Gaussian whose entries move independently, not a "
+                f"{type(q).__name__}."
+            )
+        if objective is not None and not isinstance(q.component_prototype.gaussian, GaussianFamily):
+            # A prior that q has no place for is refused here, and not at the first step.
+            jax.eval_shape(objective.regularizer.derivatives, q.component_prototype.gaussian)
         count, aux = jnp.zeros((), int), self.curvature.initial_aux(objective, q)
         given = self.family.is_member(params)
         if is_mixture(q):

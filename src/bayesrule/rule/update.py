@@ -119,6 +119,8 @@ def update(
     scale = None if step.divisor is None else step.divisor.v
     bound = _bound(rule, objective, q, measured, step) if request.diagnose else None
     decrement = q.decrement(step) if request.diagnose else None
+    if steps.rates.groups:
+        step = dataclasses.replace(step, gradient=steps.rates.for_groups(step.gradient, state.count))
 
     # The loss is compared at the same points. The key is cloned here and at each use, as JAX counts uses.
     same_key = None if key is None else jax.random.clone(key)

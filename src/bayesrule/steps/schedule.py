@@ -6,18 +6,24 @@ function.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
+
+from ..numerics.frozen import path_of
 
 Scalar = float | Array
 """A number of a step: a Python number, or an array without axes."""
 
 Number = float | int | Array | Callable[[Any], Any]
+
+Rate = Number | Mapping[str, Number]
+"""A rate, or rates for parts of the parameters by the beginning of their path (see `Rates`)."""
 
 
 class Scheduled(eqx.Module):
@@ -63,16 +69,24 @@ class Rates(eqx.Module):
     """Separate rates ρ for the mean and for the precision (section 4.2 of the paper).
 
     Args:
-        mean: ρ₁, the rate of the mean: a number, or a schedule (a function of the step count).
+        mean: ρ₁, the rate of the mean: a number, or a schedule (a function of the step count). A dict has rates for
+            parts of the parameters, by the beginning of their path, and under "" the rate of all others:
+            `{"": 0.01, "head": 0.1, "layers/0": 0.001}`.
         precision: ρ₂, the rate of the precision, or a `Window` in epochs. In a `dropout` whose keep probability is
             learnt, the rate of that.
     """
 
     mean: Any
     precision: Any
+    groups: dict[str, Any]
 
-    def __init__(self, mean: Number, precision: Number | PrecisionRate):
-        self.mean = number(mean, "The mean's rate")
+    def __init__(self, mean: Number | Mapping[str, Number], precision: Number | Mapping[str, Number] | PrecisionRate):
+        groups = dict(mean) if isinstance(mean, Mapping) else {"": mean}
+        if "" not in groups:
+            raise ValueError('A dict of rates has the rate of all other parameters under the empty path, "".')
+        self.mean = number(groups.pop(""), "The mean's rate")
+        self.groups = {path: number(rate, f"The rate of {path!r}") for path, rate in groups.items()}
+        precision = precision[""] if isinstance(precision, Mapping) else precision
         if isinstance(precision, PrecisionRate | Scheduled):
             self.precision = precision
         elif isinstance(precision, str | None) or (isinstance(precision, eqx.Module) and not callable(precision)):
@@ -82,6 +96,29 @@ class Rates(eqx.Module):
             )
         else:
             self.precision = number(precision, "The precision's rate")
+
+    def for_groups(self, gradient: PyTree, count: Any) -> PyTree:
+        """The gradient with each group's entries multiplied by its rate's ratio to that of all others."""
+        if not self.groups:
+            return gradient
+        used: set[str] = set()
+
+        def scaled(path: Any, leaf: Array) -> Array:
+            place = path_of(path)
+            # The longest path that a leaf's begins with is the one that is meant.
+            fitting = [name for name in self.groups if f"{place}/".startswith(f"{name.rstrip('/')}/")]
+            if not fitting:
+                return leaf
+            name = max(fitting, key=len)
+            used.add(name)
+            return leaf * jnp.asarray(at(self.groups[name], count) / at(self.mean, count), leaf.dtype)
+
+        new = jax.tree_util.tree_map_with_path(scaled, gradient)
+        unused = sorted(set(self.groups) - used)
+        if unused:
+            places = [path_of(path) for path, _ in jax.tree_util.tree_leaves_with_path(gradient)]
+            raise ValueError(f"There is a rate for {unused[0]!r}, and no such parameters, only {places}.")
+        return new
 
     @property
     def single(self) -> bool:

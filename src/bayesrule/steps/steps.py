@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import equinox as eqx
@@ -24,7 +25,7 @@ class Steps(eqx.Module):
     r"""How far the rule goes: rate(s), temperature, momentum or averaging, and in which coordinates.
 
     Args:
-        rate: ρ: one number or schedule, or `Rates(mean, precision)`.
+        rate: ρ: one number or schedule, a dict of them for parts of the parameters, or `Rates(mean, precision)`.
         temperature: τ, the weight of the entropy: 1 in the paper, 0 for no decay.
         momentum: The natural momentum γ of `eq:bayes_learn_rule_momentum`.
         average: Replaces the gradient by its exponential average (`eq:adam_momentum`).
@@ -56,7 +57,7 @@ class Steps(eqx.Module):
 
     def __init__(
         self,
-        rate: Number | Rates = 1.0,
+        rate: Number | Mapping[str, Number] | Rates = 1.0,
         *,
         temperature: Number = 1.0,
         momentum: Number | None = None,
@@ -98,6 +99,11 @@ class Steps(eqx.Module):
                 "scaling, a sweep, the reverse and the lazy form."
             )
         self.rates = rate if isinstance(rate, Rates) else Rates(rate, rate)
+        if self.rates.groups and (momentum is not None or reverse or lazy or sweep is not None or acceleration):
+            raise ValueError(
+                "Rates for parts of the parameters are factors of their gradients: without natural momentum, the "
+                "reverse and the lazy form, a sweep and acceleration."
+            )
         self.temperature = number(temperature, "The temperature")
         self.momentum = None if momentum is None else number(momentum, "The momentum", high=1.0)
         self.average = average
@@ -175,6 +181,7 @@ class Steps(eqx.Module):
             parts = [f"ρ{unit} = {mean}"]
         else:
             parts = [f"ρ₁{mean_unit} = {mean} (mean), ρ₂{unit} = {precision} (precision)"]
+        parts += [f"ρ of {path} = {format_number(rate)}" for path, rate in self.rates.groups.items()]
         if not equals(self.temperature, 1):
             parts.append(f"τ = {format_number(self.temperature)}")
         if self.momentum is not None:
