@@ -50,10 +50,10 @@ def gaussian_mixture(
     >>> sorted(round(float(m[0])) for m in result.q["components"].mean["mean"])
     [0, 5]
     """
-    rows = jnp.asarray(y, float)
+    rows = np.asarray(y, float)
     if rows.ndim != 2 or 0 in rows.shape:
         raise ValueError(f"y has rows of numbers, (N, D), got {rows.shape}: one column is y[:, None].")
-    if bool(jnp.any(jnp.isinf(rows))):
+    if np.any(np.isinf(rows)):
         raise ValueError("y has infinite entries: a missing row is NaN.")
     rows = rows[None]
     assignments = assign_to_clusters(rows, components, covariance, key, start)

@@ -29,7 +29,7 @@ from jax.core import trace_ctx
 P = ParamSpec("P")
 T = TypeVar("T")
 
-CAPACITY = 64
+CAPACITY = 96
 """How many programs the library keeps. A large one has about fifty memory maps and several megabytes; a fit of an
 estimator has two to eight programs."""
 
