@@ -209,7 +209,7 @@ class Start(eqx.Module):
         return self.kind.__name__ if part is self.kind else f"{self.kind.__name__} of {part.__name__}"
 
 
-def _has_mode(block: Family) -> bool:
+def _has_mode(block: Any) -> bool:
     """Whether a block has a single mode, which is finite; True where its parameters are traced, and not known."""
     if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(block)):
         return True

@@ -59,8 +59,8 @@ def gaussian_mixture(
     assignments = assign_to_clusters(rows, components, covariance, key, start)
     factor, flat, default = gaussian_components(rows, assignments, covariance, "components")
     counts = assignments.one_hot.sum((0, 1)) + 1 / components
-    blocks = {"weights": Dirichlet(1 + jnp.asarray(counts, float)), "components": flat}
-    defaults = {"weights": Dirichlet(jnp.ones(components)), "components": default}
+    blocks = {"weights": Dirichlet(jnp.asarray(1 + counts, float)), "components": flat}
+    defaults = {"weights": Dirichlet(jnp.asarray(np.ones(components))), "components": default}
     blocks, terms = with_priors(blocks, defaults, priors)
     return Model(blocks, {**terms, **variance_floor("components", floor), "y": factors.mixture("weights", factor)})
 

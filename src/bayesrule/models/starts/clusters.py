@@ -179,7 +179,8 @@ def gaussian_components(
         )
     weight, mean, cluster_variance = cluster_moments(rows, assignments, covariance == "full")
     # All on the host: an operation of JAX would compile a program for every new number of columns.
-    array, count = lambda x: jnp.asarray(x, float), jnp.asarray(0.1)
+    array = lambda x: jnp.asarray(np.asarray(x, float))
+    count = array(0.1)
     if covariance == "full":
         scale = np.linalg.inv(cluster_variance) / weight[:, None, None]
         flat = NormalWishart(array(mean), array(weight), array(weight + size), array(scale))
