@@ -30,8 +30,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 CAPACITY = 96
-"""How many programs the library keeps. One has twenty to a hundred memory maps, about fifty over all estimators; a fit of
-an estimator has two to eight programs. With this number of them a process has six to seven thousand maps."""
+"""How many programs the library keeps. One has twenty to a hundred memory maps, about fifty over all estimators; a fit
+of an estimator has two to eight programs. With this number of them a process has six to seven thousand maps."""
 
 SMALL = 2**17
 """Programs whose arguments have fewer numbers than this in all are compiled quickly."""
