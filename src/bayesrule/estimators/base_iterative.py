@@ -100,7 +100,9 @@ class IterativeEstimator(Estimator):
         else:
             options = {"steps": self.max_iter * -(-rows // batch_size), "batch_size": batch_size}
         fits = []
-        for number, key in enumerate(jax.random.split(make_key(self.random_state), self.n_init)):
+        # As many keys as the split below has, at least: one program serves both, and the keys are the same.
+        keys = jax.random.split(make_key(self.random_state), max(2, self.n_init))
+        for number, key in zip(range(self.n_init), keys, strict=False):
             start_key, batch_key = jax.random.split(key)
             model = build("flat" if is_em else "default", start_key, number)
             result = self._run(rule, model, None, data, key=batch_key, **options)

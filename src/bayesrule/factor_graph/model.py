@@ -36,6 +36,7 @@ from ..families.wishart import NormalWishart, Wishart
 from ..numerics.checks import bare
 from ..numerics.programs import compiled
 from ..numerics.random import Key
+from ..numerics.trees import broadcast
 from ..objectives.base import AbstractObjective, not_separable
 from ..objectives.batches import Weighted
 from ..objectives.regularizers import Flat, Regularizer
@@ -232,7 +233,7 @@ class Model(AbstractObjective[Product]):
 
     def local_start(self, name: str, count: int) -> ExponentialFamily:
         """A local block with `count` rows, all where they start."""
-        return jax.tree.map(lambda x: jnp.broadcast_to(x, (count, *jnp.shape(x))), self.local[name])
+        return jax.tree.map(lambda x: broadcast(x, (count, *jnp.shape(x))), self.local[name])
 
     def with_size(self, rows: int) -> Model:
         """The model with N = `rows`, unless it was built with a size."""

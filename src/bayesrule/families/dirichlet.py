@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.special import betaln, gammaln, polygamma
 from jaxtyping import Array, Bool, Float
 
@@ -66,13 +67,14 @@ class Dirichlet(ExponentialFamily):
     def mode(self) -> Float[Array, "... K"]:
         """λ/Σλ. Where λ = 0, as before any observation, all θ have the same density, and the mode is 1/K by choice."""
         natural, flat = self.natural(), self.flat[..., None]
-        total = jnp.where(flat, 1.0, jnp.sum(natural, axis=-1, keepdims=True))
-        return jnp.asarray(jnp.where(flat, 1 / natural.shape[-1], natural / total))
+        where: Any = np.where if isinstance(natural, np.ndarray) else jnp.where  # NumPy compiles no program.
+        total = where(flat, 1.0, natural.sum(-1, keepdims=True))
+        return where(flat, 1 / natural.shape[-1], natural / total)
 
     @property
     def flat(self) -> Bool[Array, "..."]:
         """Whether λ = 0: every θ has the same density."""
-        return jnp.all(self.natural() == 0, axis=-1)
+        return (self.natural() == 0).all(-1)
 
     def inner(self, natural: Float[Array, "... K"], statistics: Float[Array, "... K"]) -> Float[Array, "..."]:
         return jnp.sum(jnp.where(natural == 0, 0.0, natural * statistics), axis=-1)  # so that 0 log 0 is 0

@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import PyTree
 
@@ -191,10 +192,7 @@ class Start(eqx.Module):
         if unknown:
             raise ValueError(f"There is no block {unknown[0]!r} to read at its mode, only {list(q.blocks)}.")
         for name in names:
-            leaves = jax.tree.leaves(q.blocks[name].mode())
-            concrete = not any(isinstance(x, Tracer) for x in leaves)
-            flat = concrete and bool(jnp.any(getattr(q.blocks[name], "flat", False)))
-            if flat or (concrete and not all(bool(jnp.all(jnp.isfinite(x))) for x in leaves)):
+            if not _has_mode(q.blocks[name]):
                 raise ValueError(
                     f"The block {name!r} has no mode at its start (a flat Dirichlet or Beta has none): start it "
                     "from a member with one, such as Dirichlet(1 + weights)."
@@ -215,6 +213,17 @@ class Start(eqx.Module):
             blocks = ", ".join(self.point_masses) or "all blocks that are not local"
             return f"{self.kind.__name__} with {blocks} at the mode"
         return self.kind.__name__ if part is self.kind else f"{self.kind.__name__} of {part.__name__}"
+
+
+def _has_mode(block: Any) -> bool:
+    """Whether a block has a single mode, which is finite; True where its parameters are traced, and not known."""
+    if any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(block)):
+        return True
+    # NumPy's arrays are computed with on the host, where a new shape costs no program.
+    block = jax.tree.map(np.asarray, block)
+    with np.errstate(all="ignore"):
+        modes = [np.asarray(leaf) for leaf in jax.tree.leaves(block.mode())]
+    return not np.any(getattr(block, "flat", False)) and all(np.all(np.isfinite(mode)) for mode in modes)
 
 
 def _widen(leaf: Any) -> Any:

@@ -120,7 +120,7 @@ def judge_bound(rule: Rule, objective: AbstractObjective, state: State, data: Py
         if points.random or objective.random:
             bound = _average(as_measured, key, _shifts_affordable(q, objective, data))
         else:
-            bound = Bound(float(as_measured(key[None])[0, 0]), 0.0)
+            bound = Bound(float(np.asarray(as_measured(key[None]))[0, 0]), 0.0)
         return bound._replace(error=None) if points.delta else bound
     over_outputs = _integrates_outputs(objective, q)
     samples, most = _budget(q, objective, data)
@@ -131,7 +131,8 @@ def judge_bound(rule: Rule, objective: AbstractObjective, state: State, data: Py
         at = lambda keys: _expectations(objective, q, data, aux, (judges.fine,), keys, **how)[0]
         return _average(at, key, max(1, most // samples))
     grids = judges.fine, judges.coarse
-    fine, coarse = (float(rows[0, 0]) for rows in _expectations(objective, q, data, aux, grids, key[None], **how))
+    values = _expectations(objective, q, data, aux, grids, key[None], **how)
+    fine, coarse = (float(np.asarray(rows)[0, 0]) for rows in values)
     return Bound(fine, abs(fine - coarse))
 
 

@@ -68,7 +68,9 @@ def copy_for_donation(tree: PyTree) -> PyTree:
 
     def copy(x: Any) -> Any:
         if isinstance(x, jax.Array):
-            return jnp.array(x, dtype=x.dtype) if getattr(x, "weak_type", False) else x.copy()
+            # Not `x.copy()`, which compiles a program for every shape, and JAX keeps those without a bound.
+            is_weak = getattr(x, "weak_type", False)
+            return jnp.array(x, dtype=x.dtype) if is_weak else jax.device_put(x, may_alias=False)
         # A copy on the host, which the call of the loop transfers to the device with all of its arguments.
         return np.array(x) if isinstance(x, np.ndarray | np.generic) else jnp.array(x)
 

@@ -5,6 +5,7 @@ The one numerical optimiser of the library. Empirical Bayes and the Gaussian pro
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, PyTree
 
 from .progress import one_blas_thread
@@ -62,21 +62,25 @@ def maximize(
     """
     from scipy.optimize import minimize
 
-    flat, unflatten = ravel_pytree(jax.tree.map(lambda x: jnp.asarray(x, float), hyper))
+    flat, shapes, structure = _ravel(hyper), list(map(np.shape, jax.tree.leaves(hyper))), jax.tree.structure(hyper)
     check_positive(flat, hyper)
 
+    def unflatten(vector: np.ndarray) -> PyTree:
+        parts = np.split(vector, np.cumsum([math.prod(shape) for shape in shapes])[:-1])
+        return structure.unflatten(jnp.asarray(part.reshape(s), float) for part, s in zip(parts, shapes, strict=True))
+
     def negative(log_hyper: np.ndarray) -> tuple[float, np.ndarray]:
-        value, gradient = score(unflatten(jnp.asarray(log_hyper)))
-        slope = np.asarray(ravel_pytree(gradient)[0], float)
+        value, gradient = score(unflatten(log_hyper))
+        slope = _ravel(gradient)
         if not (np.isfinite(float(value)) and np.all(np.isfinite(slope))):
             return np.inf, np.zeros_like(log_hyper)
         return -float(value), -slope
 
-    start = np.log(np.asarray(flat, float))
+    start = np.log(flat)
     reach = np.full(len(start), np.inf if within is None else np.log(within))
     if held:
-        is_held = {name: jnp.full(jnp.shape(value), name in held) for name, value in hyper.items()}
-        reach[np.asarray(ravel_pytree(is_held)[0], bool)] = 0.0
+        is_held = {name: np.full(np.shape(value), name in held) for name, value in hyper.items()}
+        reach[_ravel(is_held) > 0] = 0.0
     bounds = list(zip(start - reach, start + reach, strict=True))
     options = {"maxfun": evaluations, "ftol": relative_gain, "gtol": 1e-6}
     with one_blas_thread():
@@ -85,7 +89,12 @@ def maximize(
     # than 1e-3 nats, for a change of the hyper-parameters by a factor e, counts as converged too.
     small_gradient = bool(np.max(np.abs(end.jac)) < 1e-3)
     converged = (bool(end.success) or small_gradient) and bool(np.all(np.isfinite(end.x)))
-    return Maximum(unflatten(jnp.exp(jnp.asarray(end.x))), -float(end.fun), converged, int(end.nfev))
+    return Maximum(unflatten(np.exp(end.x)), -float(end.fun), converged, int(end.nfev))
+
+
+def _ravel(tree: PyTree) -> np.ndarray:
+    """All leaves as one vector, on the host: single operations of JAX would each compile a program."""
+    return np.concatenate([np.zeros(0), *(np.ravel(np.asarray(leaf, float)) for leaf in jax.tree.leaves(tree))])
 
 
 def check_positive(values: Array | np.ndarray, hyper: PyTree) -> None:

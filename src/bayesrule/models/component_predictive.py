@@ -169,8 +169,9 @@ def draw_categories(random: Any, probabilities: Float[ndarray, "S K"]) -> Int[nd
 
 def mean_and_precision(block: Any) -> tuple[Float[ndarray, "K D"], ndarray]:
     """E m and E Λ of Gaussian components, or m and Λ at the peak."""
-    family = block.of if isinstance(block, Peak) else block
-    return np.asarray(family.mean), np.asarray(block.expectation()[1])
+    if isinstance(block, Peak):
+        return np.asarray(block.mean["mean"]), np.asarray(block.mean["precision"])
+    return np.asarray(block.mean), np.asarray(block.expectation()[1])
 
 
 def build_predictive(block: Any) -> GaussianPredictive | PoissonPredictive | CategoricalPredictive:

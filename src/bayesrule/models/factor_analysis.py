@@ -72,11 +72,11 @@ def factor_analysis(
     if mean:
         start, size = jnp.pad(start, ((0, 0), (0, 1))), size + 1
         constant = jnp.zeros(size).at[-1].set(1.0)
-    precision = jnp.broadcast_to(10 * jnp.eye(size), (rows.shape[1], size, size))
+    precision = jnp.asarray(np.broadcast_to(10 * np.eye(size), (rows.shape[1], size, size)), float)
     per_row = Gaussian(constant, jnp.diag(1.0 + _CONSTANT_PRECISION * constant))
     latent = SharedGaussian(jnp.zeros((len(rows), size))) if shared else per_row
-    rate = jnp.mean(residual_variance) if noise == "one" else residual_variance
-    blocks: dict[str, Any] = {"loadings": Gaussian(start, precision), "noise": Gamma(jnp.full_like(rate, 2.0), rate)}
+    rate = jnp.asarray(np.mean(np.asarray(residual_variance)) if noise == "one" else residual_variance)
+    blocks: dict[str, Any] = {"loadings": Gaussian(start, precision), "noise": Gamma(jnp.asarray(2.0), rate)}
     terms = {
         "latent": factors.prior("latent", latent),
         "y": factors.bilinear("y", "latent", "loadings", precision="noise"),
@@ -131,4 +131,4 @@ def condensed(y: Any, count: int) -> Weighted:
         )
     padding = np.zeros((count - len(triangle), rows.shape[1]))
     reduced = np.concatenate([triangle, padding]) * np.sqrt(count / len(rows))
-    return Weighted({"y": jnp.asarray(reduced)}, jnp.full(count, len(rows) / count))
+    return Weighted({"y": jnp.asarray(reduced)}, jnp.asarray(np.full(count, len(rows) / count)))

@@ -50,17 +50,17 @@ def gaussian_mixture(
     >>> sorted(round(float(m[0])) for m in result.q["components"].mean["mean"])
     [0, 5]
     """
-    rows = jnp.asarray(y, float)
+    rows = np.asarray(y, float)
     if rows.ndim != 2 or 0 in rows.shape:
         raise ValueError(f"y has rows of numbers, (N, D), got {rows.shape}: one column is y[:, None].")
-    if bool(jnp.any(jnp.isinf(rows))):
+    if np.any(np.isinf(rows)):
         raise ValueError("y has infinite entries: a missing row is NaN.")
     rows = rows[None]
     assignments = assign_to_clusters(rows, components, covariance, key, start)
     factor, flat, default = gaussian_components(rows, assignments, covariance, "components")
     counts = assignments.one_hot.sum((0, 1)) + 1 / components
-    blocks = {"weights": Dirichlet(1 + jnp.asarray(counts, float)), "components": flat}
-    defaults = {"weights": Dirichlet(jnp.ones(components)), "components": default}
+    blocks = {"weights": Dirichlet(jnp.asarray(1 + counts, float)), "components": flat}
+    defaults = {"weights": Dirichlet(jnp.asarray(np.ones(components))), "components": default}
     blocks, terms = with_priors(blocks, defaults, priors)
     return Model(blocks, {**terms, **variance_floor("components", floor), "y": factors.mixture("weights", factor)})
 

@@ -7,8 +7,11 @@ from numbers import Integral, Real
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array
+
+from .trees import broadcast
 
 
 def arrays(owner: type, ranks: tuple[int, ...] | None, **values: Any) -> list[Array]:
@@ -46,7 +49,7 @@ def arrays(owner: type, ranks: tuple[int, ...] | None, **values: Any) -> list[Ar
             "Give each the same leading (batch) axes, or none."
         ) from None
     return [
-        jnp.broadcast_to(value.astype(dtype), batch + value.shape[at:])
+        broadcast(value.astype(dtype), batch + value.shape[at:])
         for value, at in zip(converted, batch_ndims, strict=True)
     ]
 
@@ -54,7 +57,7 @@ def arrays(owner: type, ranks: tuple[int, ...] | None, **values: Any) -> list[Ar
 def above(owner: type, bound: float, **values: Array) -> None:
     """Raise unless every concrete value is above `bound`; traced values are left to the family's `inside`."""
     for name, value in values.items():
-        if not isinstance(value, Tracer) and not bool(jnp.all(value > bound)):
+        if not isinstance(value, Tracer) and not np.all(np.asarray(value) > bound):
             raise ValueError(f"{owner.__name__}'s {name} must be above {bound:g} everywhere, got {value}.")
 
 

@@ -29,9 +29,9 @@ from jax.core import trace_ctx
 P = ParamSpec("P")
 T = TypeVar("T")
 
-CAPACITY = 64
-"""How many programs the library keeps. A large one has about fifty memory maps and several megabytes; a fit of an
-estimator has two to eight programs."""
+CAPACITY = 96
+"""How many programs the library keeps. One has twenty to a hundred memory maps, about fifty over all estimators; a fit
+of an estimator has two to eight programs. With this number of them a process has six to seven thousand maps."""
 
 SMALL = 2**17
 """Programs whose arguments have fewer numbers than this in all are compiled quickly."""

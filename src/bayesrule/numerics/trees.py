@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PyTree
 
 
@@ -17,6 +19,19 @@ def ravel(tree: PyTree, lead: int = 0) -> Float[Array, "... P"]:
     if not leaves:
         return jnp.zeros((0,))
     return jnp.concatenate([leaf.reshape((*leaf.shape[:lead], -1)) for leaf in leaves], axis=-1)
+
+
+def broadcast(x: Any, shape: tuple[int, ...]) -> Array:
+    """`jnp.broadcast_to`, on the host where `x` is known: there a new shape costs no program, and JAX keeps those of
+    single operations without a bound."""
+    if isinstance(x, Tracer) or getattr(x, "weak_type", False) or jnp.shape(x) == shape:
+        return jnp.broadcast_to(x, shape)
+    return jnp.asarray(np.broadcast_to(np.asarray(x), shape))
+
+
+def zeros_like(x: Any) -> Array:
+    """`jnp.zeros_like`, on the host outside of a trace."""
+    return jnp.zeros_like(x) if isinstance(x, Tracer) else jnp.asarray(np.zeros(jnp.shape(x), jnp.result_type(x)))
 
 
 def unravel(vector: Float[Array, "... P"], like: PyTree, lead: int = 0) -> PyTree:
@@ -89,7 +104,7 @@ def same_shape(tree: PyTree, like: PyTree, name: str) -> PyTree:
     """
     if jax.tree.structure(tree) == jax.tree.structure(like):
         try:
-            return jax.tree.map(lambda x, m: jnp.broadcast_to(x, m.shape).astype(wide(m.dtype)), tree, like)
+            return jax.tree.map(lambda x, m: broadcast(x, m.shape).astype(wide(m.dtype)), tree, like)
         except ValueError:
             shapes = [jnp.shape(x) for x in jax.tree.leaves(tree)], [m.shape for m in jax.tree.leaves(like)]
             raise ValueError(
@@ -97,7 +112,7 @@ def same_shape(tree: PyTree, like: PyTree, name: str) -> PyTree:
                 "entry of the mean."
             ) from None
     if jax.tree_util.treedef_is_leaf(jax.tree.structure(tree)) and jnp.ndim(tree) == 0:
-        return jax.tree.map(lambda m: jnp.full(m.shape, tree, wide(m.dtype)), like)
+        return jax.tree.map(lambda m: broadcast(jnp.asarray(tree, wide(m.dtype)), m.shape), like)
     raise ValueError(
         f"The {name} has the structure {jax.tree.structure(tree)}, the mean {jax.tree.structure(like)}: "
         "give one number, or the same pytree as the mean."

@@ -26,7 +26,7 @@ from ..curvature.measurement import Measurement
 from ..families.base import Family, Q
 from ..families.gaussian.base import GaussianFamily
 from ..numerics.random import Key
-from ..numerics.trees import all_finite, coarsest_eps
+from ..numerics.trees import all_finite, coarsest_eps, zeros_like
 from ..objectives.base import AbstractObjective
 from ..steps.guards import Backtracking, Guard, GuardedStep
 from ..steps.schedule import at
@@ -322,9 +322,9 @@ def initial_accumulators(rule: Rule, q: Any, objective: AbstractObjective | None
     """
     steps, average = rule.steps, None
     if steps.average is not None:
-        average = jax.tree.map(jnp.zeros_like, q.gradient_like())
+        average = jax.tree.map(zeros_like, q.gradient_like())
     if steps.lazy:
-        average = jax.tree.map(jnp.zeros_like, q.natural())
+        average = jax.tree.map(zeros_like, q.natural())
     previous = q if steps.lazy or steps.momentum is not None else None
     scale = None
     if steps.scaling is not None and objective is not None:

@@ -11,6 +11,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float, PyTree
 
 from ...numerics.linalg import matmul, matvec
+from ...numerics.programs import compiled
 from ...numerics.random import Key
 from ...numerics.trees import floating
 from ..base import ExponentialFamily
@@ -220,6 +221,7 @@ def _eliminated(natural: Natural) -> tuple[Array, Array, Array]:
     return factors, pushes, log_det
 
 
+@compiled
 def _moments(natural: Natural) -> tuple[tuple[Array, Array, Array], Array]:
     """E x_t, Cov x_t and Cov(x_{t+1}, x_t); log|S|."""
     factors, pushes, log_det = _eliminated(natural)

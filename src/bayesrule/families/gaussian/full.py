@@ -76,7 +76,14 @@ class Gaussian(GaussianFamily, ExponentialFamily):
     @classmethod
     def around(cls, params: PyTree, precision: Any, **choices: Any) -> Self:
         shapes = [[jnp.shape(leaf) for leaf in jax.tree.leaves(tree)] for tree in (precision, params)]
-        return cls(params, jnp.diag(ravel(precision)) if shapes[0] == shapes[1] else precision)
+        if shapes[0] != shapes[1]:
+            return cls(params, precision)
+        leaves = jax.tree.leaves(precision)
+        if not leaves or any(isinstance(leaf, Tracer) for leaf in leaves):
+            return cls(params, jnp.diag(ravel(precision)))
+        # Known numbers are put on the diagonal on the host, where a new size costs no program.
+        diagonal = np.concatenate([np.ravel(leaf) for leaf in leaves])
+        return cls(params, jnp.asarray(np.diag(diagonal), jnp.result_type(*map(jnp.asarray, leaves))))
 
     @property
     def batch_shape(self) -> tuple[int, ...]:

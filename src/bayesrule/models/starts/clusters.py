@@ -177,24 +177,28 @@ def gaussian_components(
             f"The columns {np.flatnonzero(variance <= 0).tolist()} of y do not vary, and a Gaussian of variance 0 has "
             "no density: leave them out."
         )
-    moments = cluster_moments(rows, assignments, covariance == "full")
-    weight, mean, cluster_variance = (jnp.asarray(x, float) for x in moments)
-    center, variance, count = jnp.asarray(center, float), jnp.asarray(variance, float), jnp.asarray(0.1)
+    weight, mean, cluster_variance = cluster_moments(rows, assignments, covariance == "full")
+    # All on the host: an operation of JAX would compile a program for every new number of columns.
+    array = lambda x: jnp.asarray(np.asarray(x, float))
+    count = array(0.1)
     if covariance == "full":
-        flat = NormalWishart(mean, weight, weight + size, jnp.linalg.inv(cluster_variance) / weight[:, None, None])
-        df = jnp.asarray(size + 2.0)
-        default = NormalWishart(center, count, df, jnp.diag(1 / variance) / df)
+        scale = np.linalg.inv(cluster_variance) / weight[:, None, None]
+        flat = NormalWishart(array(mean), array(weight), array(weight + size), array(scale))
+        df = size + 2.0
+        default = NormalWishart(array(center), count, array(df), array(np.diag(1 / variance) / df))
         return factors.multivariate_normal("y", joint=block), flat, default
-    weight, shape = weight[:, None], jnp.asarray(1.5)
-    flat = NormalGamma(mean, weight, 0.5 * (weight + 1), 0.5 * weight * cluster_variance)
-    return factors.normal("y", joint=block), flat, NormalGamma(center, count, shape, shape * variance)
+    weight = weight[:, None]
+    rate = 0.5 * weight * cluster_variance
+    flat = NormalGamma(array(mean), array(weight), array(0.5 * (weight + 1)), array(rate))
+    default = NormalGamma(array(center), count, array(1.5), array(1.5 * variance))
+    return factors.normal("y", joint=block), flat, default
 
 
 def with_shifted_mean(block: Any, by: Any) -> Any:
     """Gaussian components (or a `Peak` of them) that were fitted to centred rows, in the rows' own coordinates."""
     if isinstance(block, Peak):
         return Peak(with_shifted_mean(block.of, by))
-    return eqx.tree_at(lambda family: family.mean, block, block.mean + jnp.asarray(by))
+    return eqx.tree_at(lambda family: family.mean, block, jnp.asarray(np.asarray(block.mean) + by))
 
 
 def variance_floor(block: str, floor: float) -> dict[str, Factor]:
