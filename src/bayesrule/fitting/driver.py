@@ -134,6 +134,10 @@ class Driver:
             return carry, Reason.of(int(carry.code))
         return run_in_chunks(self.chunk, carry, self.last, lambda carry: None)
 
+    def plain_steps(self, carry: Carry) -> Carry:
+        """All steps in one chunk, without decisions on the way."""
+        return self._run(self.rule, carry, self.last)
+
     def _run(self, rule: Rule, carry: Carry, until: int) -> Carry:
         return run_chunk(
             rule, self.objective, self.data, self.key, self.tolerance, self.first, until, carry, **self.how
