@@ -116,6 +116,9 @@ class Pointwise(Curvature[StructuredQ], Generic[StructuredQ]):
     additive: ClassVar[bool] = True
     """Whether the measurement at θ is a sum over examples, so that a batch may be measured in `Microbatches`."""
 
+    reads_output_covariance: ClassVar[bool] = False
+    """Whether `output_hessian` reads the outputs' covariance, `OutputPoints.covariance`."""
+
     @property
     def integrates_outputs(self) -> bool:
         """Whether, for outputs that are linear in θ, it is measured in the outputs' space: exact there, and cheaper."""
@@ -158,8 +161,13 @@ class Pointwise(Curvature[StructuredQ], Generic[StructuredQ]):
         linear = objective.linearized(q.mean, batch, shared=q.structure.shares_features)
         examples, scales = objective.examples(linear)
         center = linear.outputs(q.mean)
-        outputs, weights = points.outputs(q, center, linear.jacobian, key)
-        at_points = OutputPoints.evaluate(objective, q.mean, examples, scales, outputs, weights, linear.jacobian)
+        # XLA computes a covariance that is asked for twice twice: in a loop it does not merge equal triangular solves.
+        covariance = q.output_covariance(linear.jacobian) if self.reads_output_covariance else None  # pyright: ignore[reportAttributeAccessIssue]  # Linear outputs are of a Gaussian q.
+        known = {} if covariance is None else {"covariance": covariance}
+        outputs, weights = points.outputs(q, center, linear.jacobian, key, **known)
+        at_points = OutputPoints.evaluate(
+            objective, q.mean, examples, scales, outputs, weights, linear.jacobian, covariance
+        )
         return at_points.to_measurement(q.structure, self.output_hessian(q, at_points, center), aux)
 
     def output_hessian(

@@ -31,6 +31,7 @@ class OutputPoints(eqx.Module):
     jacobian: PyTree
     losses: Float[Array, "S B"]
     slopes: Float[Array, "S B K"]
+    covariance: Float[Array, "B K K"] | None
     loss: Callable[[Array, Any], Array] = eqx.field(static=True)
 
     @staticmethod
@@ -42,6 +43,7 @@ class OutputPoints(eqx.Module):
         outputs: Float[Array, "S B K"],
         weights: Float[Array, "S *B"],
         jacobian: PyTree,
+        covariance: Float[Array, "B K K"] | None = None,
     ) -> OutputPoints:
         """Evaluate the loss and its gradient at the outputs' points.
 
@@ -52,10 +54,11 @@ class OutputPoints(eqx.Module):
             scales: The factor of each example's loss in ℓ̄.
             outputs, weights: The points: E ℓ_b ≈ Σ_s w_s ℓ(f_sb, y_b), with w_sb where weights are those of each row.
             jacobian: ∂f_b/∂θ, leaves (B, K, *leaf) or `SharedFeatures`.
+            covariance: The outputs' covariance under q, for a curvature that reads it.
         """
         loss = objective.output_loss(theta, examples)
         losses, slopes = jax.vmap(jax.vmap(jax.value_and_grad(loss)), in_axes=(0, None))(outputs, examples[1])
-        return OutputPoints(examples, scales, outputs, weights, jacobian, losses, slopes, loss)
+        return OutputPoints(examples, scales, outputs, weights, jacobian, losses, slopes, covariance, loss)
 
     def expected(self, values: Float[Array, "S B *X"]) -> Float[Array, "B *X"]:
         """The weighted mean over the points."""

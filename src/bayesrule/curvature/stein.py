@@ -27,6 +27,7 @@ class Stein(Pointwise[GaussianFamily]):
     meaning: ClassVar[str] = "E_q∇²ℓ̄ = E_q[S(θ − m)∇ℓ̄ᵀ] (Stein's identity)"
     slack: ClassVar[float] = 0.0
     gaussian_identity: ClassVar[bool] = True
+    reads_output_covariance: ClassVar[bool] = True
     needs: ClassVar[tuple[Need, ...]] = (
         (
             lambda p: not p.points.at_mean,
@@ -60,7 +61,7 @@ class Stein(Pointwise[GaussianFamily]):
         The identity divides by the outputs' covariance, which is zero for an example with x = 0 and singular where
         outputs depend on each other: the first takes the Hessian at the center, the second a small ridge.
         """
-        covariance = q.output_covariance(points.jacobian)
+        covariance = q.output_covariance(points.jacobian) if points.covariance is None else points.covariance
         size = center.shape[1]
         cross = points.expected((points.outputs - center)[..., :, None] * points.slopes[..., None, :])
         epsilon, total_variance = jnp.finfo(center.dtype).eps, jnp.trace(covariance, axis1=1, axis2=2)

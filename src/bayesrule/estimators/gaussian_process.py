@@ -15,8 +15,9 @@ from sklearn.utils.validation import validate_data
 
 from .. import factors
 from ..factor_graph.model import Model
+from ..factor_graph.sites import message, summed_over_rows
 from ..families.product import Product
-from ..fitting.loop import run
+from ..fitting.fit import run_as_fit
 from ..fitting.maximize import maximize
 from ..fitting.result import Result
 from ..models import gp, sparse_gp
@@ -29,7 +30,6 @@ from ..objectives.batches import Weighted
 from ..points.base import Delta
 from ..points.quadrature import Quadrature, grid
 from ..recipes import conjugate, cvi
-from ..rule.rule import Rule
 from ..steps.guards import Backtracking
 from .base import Estimator, double_precision, to_numpy
 from .preprocessing import drop_unweighted, encode_classes, example_weights, mean_and_scale
@@ -319,25 +319,44 @@ class GaussianProcessClassifier(ClassifierMixin, _GaussianProcess):
         self, x: np.ndarray, data: Weighted, kernel: Kernel, inducing: Any
     ) -> tuple[Result, Kernel]:
         """The fit of f for one class against the others, and its kernel."""
-        if self.optimizer is not None:
+        if self.optimizer is None:
+            model, start = _class_model(x, inducing, kernel, _POINTS[self.method]), None
+        else:
             # With inducing inputs Laplace's evidence is not available: the kernel is chosen by the variational bound.
-            kernel = self._choose_kernel(x, data, kernel, inducing, "cvi" if inducing is not None else self.method)
-        model = _class_model(x, inducing, kernel, _POINTS[self.method])
-        result = self._run(_RULES[self.method], model, None, data, steps=200, tolerance=1e-9)
+            by = "cvi" if inducing is not None else self.method
+            kernel, messages = self._choose_kernel(x, data, kernel, inducing, by)
+            logs = jax.tree.map(jnp.log, kernel)
+            model, start = _class_start(logs, messages, x, inducing, data, _POINTS[self.method])
+        result = self._run(_RULES[self.method], model, start, data, steps=_STEPS, tolerance=1e-9)
         return result, to_numpy(kernel)
 
-    def _choose_kernel(self, x: np.ndarray, data: Weighted, kernel: Kernel, inducing: Any, method: str) -> Kernel:
-        """The kernel that maximises the bound. Every evaluation starts from the posterior of the last one."""
+    def _choose_kernel(
+        self, x: np.ndarray, data: Weighted, kernel: Kernel, inducing: Any, method: str
+    ) -> tuple[Kernel, Any]:
+        """The kernel that maximises the bound, and the rows' messages there: every fit starts from the last one's."""
         points, rule = _POINTS[method], _RULES[method]
-        q: Product = _class_model(x, inducing, kernel, points).starting_point(None)
+        messages = (np.zeros(len(x)), np.zeros(len(x)))
+        last, tolerance = math.nan, _LOOSEST
 
         def evaluate(logs: Any) -> tuple[Any, Any]:
-            nonlocal q
-            new_q, bound, gradient = _class_bound(logs, rule, q, x, inducing, data, points)
-            q = new_q if np.isfinite(bound) else q
+            nonlocal messages, last, tolerance
+            model, start = _class_start(logs, messages, x, inducing, data, points)
+            q = run_as_fit(rule, model, start, data, steps=_STEPS, tolerance=tolerance).q
+            new, bound, gradient = _class_bound(logs, q, x, inducing, data, points)
+            if np.isfinite(bound):
+                # While a change of the kernel gains many nats, a rough posterior tells how many.
+                gain, last, messages = abs(float(bound) - last), float(bound), new
+                tolerance = min(max(_SHARE_OF_GAIN * gain, _TIGHTEST), _LOOSEST) if gain >= 0 else _LOOSEST
             return bound, gradient
 
-        return maximize(evaluate, kernel, within=_LARGEST_FACTOR, relative_gain=1e-8).hyper
+        if self.kernel is None:
+            # The bound can have a second maximum at a process without variance, and a search from a length scale that
+            # is too long may lead there.
+            scale = kernel.lengthscale  # pyright: ignore[reportAttributeAccessIssue]  # It is an RBF.
+            starts = [RBF(1.0, part * scale) for part in (0.25, 1.0)]
+            bounds = [float(evaluate(jax.tree.map(jnp.log, start))[0]) for start in starts]
+            kernel = starts[int(np.argmax(np.nan_to_num(bounds, nan=-np.inf)))]
+        return maximize(evaluate, kernel, within=_LARGEST_FACTOR, relative_gain=1e-8).hyper, messages
 
     @double_precision
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -404,37 +423,56 @@ def _class_model(x: Any, inducing: Any, kernel: Kernel, points: Any) -> Model:
 
 
 @compiled(static="points")
-def _class_bound(
-    logs: Any, rule: Rule, q: Product, x: Any, inducing: Any, data: Weighted, points: Any
-) -> tuple[Any, Any, Any]:
-    """The posterior at a kernel, the bound (or Laplace's evidence) and its gradient.
+def _class_start(logs: Any, messages: Any, x: Any, inducing: Any, data: Weighted, points: Any) -> tuple[Model, Product]:
+    """The model at a kernel, given by logarithms, and its posterior with these messages ν_nf_n − ½κ_nf_n² of the rows.
+
+    The messages change less with the kernel than a posterior's mean and covariance do, so that those of one kernel are
+    a good start for the next.
+    """
+    model = _class_model(x, inducing, jax.tree.map(jnp.exp, logs), points)
+    return model, _posterior_of(model, messages, data)
+
+
+def _posterior_of(model: Model, messages: Any, data: Weighted) -> Product:
+    q, rows = model.starting_point(None), model.batch_rows(data)
+    total = summed_over_rows(model, "y", q, rows, {"outputs": messages, "others": {}})["f"]
+    if not q["f"].prior_is_base_measure:
+        total = jax.tree.map(jnp.add, q["f"].natural(), total)
+    return Product({"f": q["f"].with_natural(total)})
+
+
+@compiled(static="points")
+def _class_bound(logs: Any, q: Product, x: Any, inducing: Any, data: Weighted, points: Any) -> tuple[Any, Any, Any]:
+    """The rows' messages to the posterior at a kernel, its bound (or Laplace's evidence), and the bound's gradient.
 
     Args:
         logs: the kernel, with the logarithms of its hyper-parameters.
-        rule: the algorithm of the posterior.
-        q: where it starts.
+        q: the posterior there.
         x: the inputs.
         inducing: the inducing inputs, or None.
         data: the padded rows.
         points: where the likelihood is evaluated; `Delta()` for Laplace's method.
     """
     build_model = lambda logs: _class_model(x, inducing, jax.tree.map(jnp.exp, logs), points)
-    with_prior_of = lambda model, q: type(q)({"f": q["f"].with_base_of(model.blocks["f"])})
     model = build_model(logs)
-    q = run(rule, model, rule.init(with_prior_of(model, q), model), data, jax.random.key(0), 100, _SEARCH_TOLERANCE).q
+    new = message(model, "y", q, model.batch_rows(data))["outputs"]
 
     def value(logs: Any) -> Any:
         if points.delta:
             kernel, y = jax.tree.map(jnp.exp, logs), data.examples["y"]
             return gp.laplace_evidence(kernel, x, model.factors["y"], y, q["f"].mean, data.weights)  # pyright: ignore[reportArgumentType]  # A factor of outputs.
-        # q maximises the bound, so that by the envelope theorem its own dependence on the kernel does not contribute.
+        # q maximises the bound, so that by the envelope theorem the messages' dependence on the kernel does not
+        # contribute; and little while q is still on its way, which a fixed mean and covariance would.
         moved_model = build_model(logs)
-        return moved_model.bound(with_prior_of(moved_model, jax.lax.stop_gradient(q)), data)
+        return moved_model.bound(_posterior_of(moved_model, new, data), data)
 
-    return q, *jax.value_and_grad(value)(logs)
+    return new, *jax.value_and_grad(value)(logs)
 
 
-_SEARCH_TOLERANCE = 1e-6  # Nats, of each posterior while the kernel is searched: its bound is then known to about that.
+_STEPS = 200  # of each fit, at most
+# The tolerance of each posterior while the kernel is searched, in nats: a part of what the last kernel gained on the
+# one before it, between these limits.
+_SHARE_OF_GAIN, _TIGHTEST, _LOOSEST = 1e-3, 1e-6, 1e-2
 _POINTS = {"cvi": Quadrature(20), "laplace": Delta()}
 # A full step of variational inference may overshoot if the kernel is nearly a step function; Newton's steps do not.
 _RULES = {"cvi": cvi(1.0).replace(guard=Backtracking(monotone=True)), "laplace": cvi(1.0)}

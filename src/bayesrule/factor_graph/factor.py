@@ -140,6 +140,17 @@ class Factor(eqx.Module):
         keys = [None] * len(self.blocks) if key is None else list(jax.random.split(key, len(self.blocks)))
         return jnp.asarray(self._integrated(0, (), (), views, arrays, keys, local))
 
+    def prepared(self, data: Mapping[str, Array]) -> dict[str, Array]:
+        """What `value` reads and no step changes, by the name under which `value` finds it in its data.
+
+        The model calls it once for all steps of a full-batch fit, and otherwise before each call of `value`. Every
+        array has an entry for each row along its first axis. By default it is the `features` of the observations.
+
+        Args:
+            data: the arrays that the factor names, as `value` gets them but for what is returned here.
+        """
+        return {} if self.features is None else {self.data[-1]: self.features(data[self.data[-1]])}
+
     def entries(
         self, value: Array, views: Mapping[str, BlockView], data: Mapping[str, Array], key: Key | None
     ) -> Array:

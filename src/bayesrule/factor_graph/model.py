@@ -61,7 +61,7 @@ from .factor import Factor, prior
 
 _GRID_ORDERS = {1: 64, 2: 24, 3: 12}  # nodes of E log r_z in each dimension of a mixture block
 _SCATTERED = 512  # and how many scattered points in more dimensions
-_FEATURES = "features of "  # the prefix under which `prepare` adds a factor's features to the data
+_PREPARED = "prepared for "  # the prefix under which `prepare` adds to the data what a factor computes once
 
 
 class PriorsInFactors(Flat):
@@ -306,14 +306,14 @@ class Model(AbstractObjective[Product]):
         return Rows({} if examples is None else examples, None, weights, count)
 
     def prepare(self, batch: PyTree) -> Rows:
-        """The rows with the factors' features added, so that a loop over steps does not compute them again."""
+        """The rows with what the factors compute of them once, so that a loop over steps does not compute it again."""
         rows = self.batch_rows(batch)
-        features = {
-            _FEATURES + name: factor.features(observed_data(factor, rows)[0][factor.data[-1]])
+        prepared = {
+            _prepared_name(name, array): value
             for name, factor in self.factors.items()
-            if factor.features is not None
+            for array, value in factor.prepared(observed_data(factor, rows)[0]).items()
         }
-        return Rows(rows.examples | features, rows.index, rows.weights, rows.count)
+        return Rows(rows.examples | prepared, rows.index, rows.weights, rows.count)
 
     def select_rows(self, data: PyTree, index: Int[Array, " M"], is_row: Bool[Array, " M"]) -> Rows:
         """Rows of the data by their numbers; padding has zero weight and a number past the last row."""
@@ -356,10 +356,9 @@ class Model(AbstractObjective[Product]):
         """A factor's data as `Factor.value` takes them, and a mask of what was observed (None: all of it)."""
         factor = self.factors[name]
         data, observed = observed_data(factor, batch)
-        if factor.features is not None:
-            prepared = batch.examples.get(_FEATURES + name)
-            data[factor.data[-1]] = factor.features(data[factor.data[-1]]) if prepared is None else prepared
-        return data, observed
+        prefix = _prepared_name(name, "")
+        prepared = {k.removeprefix(prefix): array for k, array in batch.examples.items() if k.startswith(prefix)}
+        return data | (prepared or factor.prepared(data)), observed
 
     def term(self, name: str, views: Mapping[str, BlockView], batch: Rows, key: Key | None) -> Array:
         """One factor's E log f, an entry for each row; 0 where the observation is missing."""
@@ -542,6 +541,10 @@ class Model(AbstractObjective[Product]):
         return "\n".join(lines)
 
     __repr__ = __str__
+
+
+def _prepared_name(factor: str, array: str) -> str:
+    return f"{_PREPARED}{factor!r}: {array}"
 
 
 def _value(

@@ -140,6 +140,10 @@ class Driver:
             return carry, Reason.of(int(carry.code))
         return run_in_chunks(self.chunk, carry, self.last, lambda carry: None)
 
+    def plain_steps(self, carry: Carry) -> Carry:
+        """All steps in one chunk, without decisions on the way."""
+        return self._run(self.rule, carry, self.last)
+
     def _run(self, rule: Rule, carry: Carry, until: int) -> Carry:
         carry = self._call(rule, carry, until)
         if self.single_steps:

@@ -257,6 +257,21 @@ def fit(
     return result
 
 
+def run_as_fit(
+    rule: Rule, objective: AbstractObjective, start: Any, data: PyTree, *, steps: int, tolerance: float
+) -> State:
+    """The state after the plain steps of a fit on all data, by the program of `fit` and without its verdict.
+
+    For a search that fits the same model many times, of which only the last fit needs `fit`: both then share one
+    program.
+    """
+    loader = Loader.of(objective, data, None)
+    objective, key = objective.with_size(loader.rows), resolve_key(None, False)
+    state = copy_for_donation(rule.init(start, objective, key))
+    driver = Driver(rule, objective, loader, key, tolerance, state, steps=steps, watch=first_watch())
+    return driver.plain_steps(driver.begin(state)).state
+
+
 def _run_starts(driver: Driver, state: State, starts: int, bar: ProgressBar) -> list[tuple[Carry, Reason]]:
     """Where the given start and others around it end, and why, as if each had been fitted alone.
 

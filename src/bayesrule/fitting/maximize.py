@@ -81,15 +81,28 @@ def maximize(
     if held:
         is_held = {name: np.full(np.shape(value), name in held) for name, value in hyper.items()}
         reach[_ravel(is_held) > 0] = 0.0
-    bounds = list(zip(start - reach, start + reach, strict=True))
-    options = {"maxfun": evaluations, "ftol": relative_gain, "gtol": 1e-6}
     with one_blas_thread():
-        end = minimize(negative, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        first = negative(start)
+        # Where every variable has bounds, L-BFGS-B takes the whole gradient for its first step, from where nothing is
+        # known yet, to a corner of the bounds. In units in which that step has the length 1 at most, it is a step by a
+        # factor e. (Without bounds L-BFGS-B shortens its first step by itself.)
+        free = np.where(reach > 0, first[1], 0.0)
+        unit = 1.0 if within is None else 1 / np.sqrt(max(float(np.linalg.norm(free)), 1.0))
+        known = {start.tobytes(): first}
+
+        def in_units(place: np.ndarray) -> tuple[float, np.ndarray]:
+            log_hyper = start + unit * place
+            value, slope = known.pop(log_hyper.tobytes(), None) or negative(log_hyper)
+            return value, unit * slope
+
+        bounds = list(zip(-reach / unit, reach / unit, strict=True))
+        options = {"maxfun": evaluations, "ftol": relative_gain, "gtol": 1e-6 * unit}
+        end = minimize(in_units, np.zeros_like(start), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     # L-BFGS-B may give up on a line search at the maximum itself, where rounding hides any gain. So a gradient of less
     # than 1e-3 nats, for a change of the hyper-parameters by a factor e, counts as converged too.
-    small_gradient = bool(np.max(np.abs(end.jac)) < 1e-3)
+    small_gradient = bool(np.max(np.abs(end.jac)) < 1e-3 * unit)
     converged = (bool(end.success) or small_gradient) and bool(np.all(np.isfinite(end.x)))
-    return Maximum(unflatten(np.exp(end.x)), -float(end.fun), converged, int(end.nfev))
+    return Maximum(unflatten(np.exp(start + unit * end.x)), -float(end.fun), converged, int(end.nfev))
 
 
 def _ravel(tree: PyTree) -> np.ndarray:

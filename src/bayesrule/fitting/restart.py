@@ -29,6 +29,7 @@ from .loop import Carry, copy_for_donation, empty_trace, run_chunk
 from .reason import Reason
 
 _FAR = 100.0  # The bound at a start that is too wide is so many times larger, in absolute value, than after a chunk.
+_SHORT = 1.0  # A step of fewer nats begins near the optimum of its kind, from a q of about the right width.
 _NEWTON_STEPS, _NEWTON_TOLERANCE = 50, 1e-2
 
 
@@ -71,8 +72,8 @@ def other_start(
 def _starts_badly(carry: Carry, reason: Reason, full_batch: bool) -> bool:
     """Whether the steps of the first chunk say that q was too wide at its start to integrate over.
 
-    That is so if one of them was impossible. Where the bound judges them, also if the first was shortened, or if the
-    bound came from so far below that it is still on its way.
+    That is so if one of them was impossible. Where the bound judges them, also if the first was shortened, unless it
+    was a short one by itself, or if the bound came from so far below that it is still on its way.
     """
     if reason.rejected_a_step:
         return True
@@ -81,7 +82,8 @@ def _starts_badly(carry: Carry, reason: Reason, full_batch: bool) -> bool:
     bound = np.asarray(carry.trace["bound"])
     last = bound[max(int(carry.state.count) - 1, 0)]
     far = reason is Reason.STEPS and bound[0] < -_FAR * (1 + abs(last))
-    return float(carry.trace["fraction"][0]) < 1 or bool(far)
+    shortened = float(carry.trace["fraction"][0]) < 1 and not float(carry.trace["decrement"][0]) < _SHORT
+    return shortened or bool(far)
 
 
 def _near_mode(objective: AbstractObjective, start: Gaussian, data: PyTree, key: Key) -> Gaussian | None:

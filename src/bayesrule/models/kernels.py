@@ -194,6 +194,8 @@ class Stationary(Kernel):
             raise ValueError(
                 f"Inputs of {x.shape[1]} dimensions and {self.lengthscale.shape[0]} lengthscales do not match."
             )
+        if self.lengthscale.size == 1:  # The derivative in ℓ then needs no array of all pairs and dimensions.
+            return jnp.sum((x[:, None] - other[None]) ** 2, axis=-1) / self.lengthscale**2
         return jnp.sum(((x[:, None] - other[None]) / self.lengthscale) ** 2, axis=-1)
 
     def diagonal(self, x: Inputs) -> Array:

@@ -27,6 +27,8 @@ from ..numerics.programs import compiled
 from ..numerics.random import Key
 from .kernels import Inputs, Kernel, columns
 
+_PROJECTION = ("projection on u", "variance given u")
+
 
 class SparseFactor(LinearFactor):
     """A likelihood of f(x_n) = a(x_n)·u + ε_n, integrated over u and over ε, the part that u does not determine.
@@ -68,8 +70,13 @@ class SparseFactor(LinearFactor):
     def input_width(self, block: Any) -> int:
         return self.inducing.shape[1]
 
+    def prepared(self, data: Mapping[str, Array]) -> dict[str, Array]:
+        return dict(zip(_PROJECTION, self._projection(data), strict=True))
+
     def _projection(self, data: Mapping[str, Array]) -> tuple[Array, Array]:
         """a(x_n), and Var ε_n = Var[f(x_n) | u] = k(x_n, x_n) − |a(x_n)|²."""
+        if all(name in data for name in _PROJECTION):
+            return data[_PROJECTION[0]], data[_PROJECTION[1]]
         x = data[self.data[0]]
         weights = project_on_inducing(self.kernel, self.inducing, x)
         return weights, jnp.maximum(self.kernel.diagonal(x) - jnp.sum(weights**2, axis=1), 0.0)

@@ -92,7 +92,12 @@ class Points(eqx.Module, Generic[Served]):
         """
 
     def outputs(
-        self, q: Served, center: Float[Array, "B K"], jacobian: PyTree, key: Key | None
+        self,
+        q: Served,
+        center: Float[Array, "B K"],
+        jacobian: PyTree,
+        key: Key | None,
+        covariance: Float[Array, "B K K"] | None = None,
     ) -> tuple[Float[Array, "S B K"], Float[Array, " S"]]:
         """Choose points for outputs that are linear in θ, f = center + J(θ − m).
 
@@ -105,6 +110,7 @@ class Points(eqx.Module, Generic[Served]):
             center: Every example's outputs at m.
             jacobian: ∂f_b/∂θ for every example: leaves (B, K, *leaf), or `SharedFeatures`.
             key: As in `at`.
+            covariance: J S⁻¹Jᵀ for every example, where the caller has it already.
 
         Returns:
             The outputs at the points, and the points' weights.
@@ -163,7 +169,9 @@ class Delta(Points[HasMean]):
     def at(self, q: HasMean, key: Key | None) -> PointSet:
         return PointSet(jax.tree.map(lambda m: m[None], q.mean), jnp.ones(1))
 
-    def outputs(self, q: HasMean, center: Array, jacobian: PyTree, key: Key | None) -> tuple[Array, Array]:
+    def outputs(
+        self, q: HasMean, center: Array, jacobian: PyTree, key: Key | None, covariance: Array | None = None
+    ) -> tuple[Array, Array]:
         return center[None], jnp.ones(1)
 
 

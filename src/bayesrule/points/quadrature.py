@@ -65,9 +65,15 @@ class Quadrature(Points[GaussianFamily | ConditionalFamily]):
         return PointSet(unravel(ravel(q.mean) + deviation, q.mean), weights)
 
     def outputs(
-        self, q: GaussianFamily | ConditionalFamily, center: Array, jacobian: PyTree, key: Key | None
+        self,
+        q: GaussianFamily | ConditionalFamily,
+        center: Array,
+        jacobian: PyTree,
+        key: Key | None,
+        covariance: Array | None = None,
     ) -> tuple[Array, Array]:
-        return self.output_grid(center, as_gaussian(q).output_covariance(jacobian), key)
+        covariance = as_gaussian(q).output_covariance(jacobian) if covariance is None else covariance
+        return self.output_grid(center, covariance, key)
 
     def output_grid(
         self, mean: Float[Array, "B *K"], covariance: Float[Array, "B *KK"], key: Key | None

@@ -136,10 +136,12 @@ class QuasiMonteCarlo(Points[GaussianFamily]):
         noise, weights = self._noise(q.noise_size, jnp.result_type(*jax.tree.leaves(q.mean)), key)
         return PointSet(q.transformed(noise), weights)
 
-    def outputs(self, q: GaussianFamily, center: Array, jacobian: PyTree, key: Key | None) -> tuple[Array, Array]:
-        gaussian = as_gaussian(q)
+    def outputs(
+        self, q: GaussianFamily, center: Array, jacobian: PyTree, key: Key | None, covariance: Array | None = None
+    ) -> tuple[Array, Array]:
+        covariance = as_gaussian(q).output_covariance(jacobian) if covariance is None else covariance
         noise, weights = self.output_noise(center, key)
-        return output_points(center, gaussian.output_covariance(jacobian), noise), weights
+        return output_points(center, covariance, noise), weights
 
     def output_noise(self, mean: Float[Array, "B *K"], key: Key | None) -> tuple[Array, Array]:
         return self._noise(1 if mean.ndim == 1 else mean.shape[-1], mean.dtype, key)
