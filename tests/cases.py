@@ -153,6 +153,7 @@ FAMILIES: dict[str, FamilyCase] = {
 OTHER_FAMILIES = {
     "LowRankGaussian": "families/gaussian/test_low_rank.py",
     "KroneckerGaussian": "families/gaussian/test_kronecker.py",
+    "BlockDiagonalGaussian": "families/gaussian/test_block_diagonal.py",
     "GaussianChain": "families/sites/test_chain.py",
     "Mixture": "families/latent/test_mixture.py",
     "StudentT": "families/latent/test_latent.py",

@@ -50,7 +50,7 @@ _MODULES = {
     "families": "FixedGaussian DiagonalGaussian Gaussian SharedGaussian LowRankGaussian KroneckerGaussian SpikeSlab "
     "Mixture StudentT SkewGaussian Bernoulli Categorical CategoricalChain Dirichlet Beta Gamma Wishart NormalGamma "
     "NormalWishart Poisson Product Peak PointMass GaussianProcess GaussianChain BandedGaussian StateSpace Family "
-    "ExponentialFamily",
+    "BlockDiagonalGaussian ExponentialFamily",
     "recipes": "sgd rmsprop adam dropout ogn oggn vogn voggn ivon slang straight_through bayesbinn "
     "gradient_descent newton von multimodal conjugate laplace em svi vmp ncvmp cvi exponential_weights table",
 }

@@ -20,6 +20,7 @@ from .factor_graph.sites import Sites as Sites
 from .families import BandedGaussian as BandedGaussian
 from .families import Bernoulli as Bernoulli
 from .families import Beta as Beta
+from .families import BlockDiagonalGaussian as BlockDiagonalGaussian
 from .families import Categorical as Categorical
 from .families import CategoricalChain as CategoricalChain
 from .families import DiagonalGaussian as DiagonalGaussian

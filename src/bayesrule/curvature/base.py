@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from abc import abstractmethod
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
@@ -11,14 +12,17 @@ import jax
 from jaxtyping import Array, Float, PyTree
 
 from ..families.base import HasStructure, Served
+from ..families.gaussian.precision import SharedFeatures
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.objective import Objective
 from ..points.base import Points
 from ..steps.needs import Need
 from .average import average_over_points, measure_in_parts
-from .linear_outputs import OutputPoints
+from .linear_outputs import OutputPoints, sum_over_rows
 from .measurement import Measurement
+
+_MOST_NUMBERS = 2**20  # in an array of outputs at all points: eight megabytes in double precision, which a cache holds
 
 
 class Curvature(eqx.Module, Generic[Served]):
@@ -160,15 +164,32 @@ class Pointwise(Curvature[StructuredQ], Generic[StructuredQ]):
         """Measure at points of every example's outputs f, which are Gaussian under q, instead of points of θ."""
         linear = objective.linearized(q.mean, batch, shared=q.structure.shares_features)
         examples, scales = objective.examples(linear)
-        center = linear.outputs(q.mean)
-        # XLA computes a covariance that is asked for twice twice: in a loop it does not merge equal triangular solves.
-        covariance = q.output_covariance(linear.jacobian) if self.reads_output_covariance else None  # pyright: ignore[reportAttributeAccessIssue]  # Linear outputs are of a Gaussian q.
-        known = {} if covariance is None else {"covariance": covariance}
-        outputs, weights = points.outputs(q, center, linear.jacobian, key, **known)
-        at_points = OutputPoints.evaluate(
-            objective, q.mean, examples, scales, outputs, weights, linear.jacobian, covariance
+
+        def of_rows(examples: PyTree, scales: Array, center: Array, jacobian: PyTree) -> Measurement:
+            # XLA computes a covariance that is asked for twice twice: in a loop it does not merge equal triangular
+            # solves.
+            covariance = q.output_covariance(jacobian) if self.reads_output_covariance else None  # pyright: ignore[reportAttributeAccessIssue]  # Linear outputs are of a Gaussian q.
+            known = {} if covariance is None else {"covariance": covariance}
+            own_key = None if key is None else jax.random.clone(key)
+            outputs, weights = points.outputs(q, center, jacobian, own_key, **known)
+            at_points = OutputPoints.evaluate(
+                objective, q.mean, examples, scales, outputs, weights, jacobian, covariance
+            )
+            return at_points.to_measurement(q.structure, self.output_hessian(q, at_points, center), None)
+
+        center, jacobian = linear.outputs(q.mean), linear.jacobian
+        if not isinstance(jacobian, SharedFeatures):
+            return dataclasses.replace(of_rows(examples, scales, center, jacobian), aux=aux)
+        # Outputs that share their features may be many, and their points are then measured a part of the rows at a
+        # time; what is measured is a sum over rows.
+        numbers = jax.eval_shape(lambda: points.outputs(q, center, jacobian, key)[0]).size + center.size * (
+            center.shape[1] if q.structure.couples_outputs else 1
         )
-        return at_points.to_measurement(q.structure, self.output_hessian(q, at_points, center), aux)
+        from_features = lambda examples, scales, center, features: of_rows(
+            examples, scales, center, SharedFeatures(features, jacobian.like)
+        )
+        rows = (examples, scales, center, jacobian.features)
+        return dataclasses.replace(sum_over_rows(from_features, rows, -(-numbers // _MOST_NUMBERS)), aux=aux)
 
     def output_hessian(
         self, q: StructuredQ, points: OutputPoints, center: Float[Array, "B K"]

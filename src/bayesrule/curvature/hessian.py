@@ -20,9 +20,9 @@ from .measurement import Measurement
 
 
 class Hessian(Pointwise[HasStructure]):
-    """The exact Hessian ∇²ℓ, for a full precision (`eq:von_1`)."""
+    """The exact Hessian ∇²ℓ, for a full precision or full blocks of it (`eq:von_1`)."""
 
-    serves: ClassVar[frozenset[str]] = frozenset({"full"})
+    serves: ClassVar[frozenset[str]] = frozenset({"full", "blocks"})
     meaning: ClassVar[str] = "the Hessian ∇²ℓ̄ (Bonnet and Price, app:bp)"
 
     @property

@@ -4,6 +4,10 @@ Where the outputs are linear in θ, f = f(m) + J(θ − m), they are Gaussian un
 E_q∇ℓ = Jᵀ E∇_f ℓ, E_q∇²ℓ = Jᵀ E[∇²_f ℓ] J. The expectations are then over the few outputs of each example, however
 many parameters there are (`points.outputs`). With the outputs at one θ and their Jacobian there, the same formulas
 are the generalised Gauss–Newton approximation.
+
+A loss may know its averages over points: `loss.averages(outputs, labels, weights, whole)` returns, for every example,
+the mean loss, its gradient and its Hessian, all of it (`whole`) or the diagonal. A softmax over many classes then needs
+neither the Hessian at every point nor, where the outputs are independent under q, K² numbers for an example.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ class OutputPoints(eqx.Module):
     slopes: Float[Array, "S B K"]
     covariance: Float[Array, "B K K"] | None
     loss: Callable[[Array, Any], Array] = eqx.field(static=True)
+    averages: Callable[..., Any] | None = eqx.field(static=True, default=None)
 
     @staticmethod
     def evaluate(
@@ -58,7 +63,8 @@ class OutputPoints(eqx.Module):
         """
         loss = objective.output_loss(theta, examples)
         losses, slopes = jax.vmap(jax.vmap(jax.value_and_grad(loss)), in_axes=(0, None))(outputs, examples[1])
-        return OutputPoints(examples, scales, outputs, weights, jacobian, losses, slopes, covariance, loss)
+        averages = getattr(objective.loss, "averages", None)
+        return OutputPoints(examples, scales, outputs, weights, jacobian, losses, slopes, covariance, loss, averages)
 
     def expected(self, values: Float[Array, "S B *X"]) -> Float[Array, "B *X"]:
         """The weighted mean over the points."""
@@ -80,16 +86,48 @@ class OutputPoints(eqx.Module):
         self, structure: Structure, output_hessian: Float[Array, "B K K"] | None, aux: PyTree
     ) -> Measurement:
         """The gradient Jᵀ E∇_f ℓ and the curvature Jᵀ M J, with M = E∇²_f ℓ unless `output_hessian` gives another."""
-        slope = self.scaled(self.expected(self.slopes))
-        middle = self.scaled(self.hessians() if output_hessian is None else output_hessian)
+        if self.averages is not None and output_hessian is None:
+            # The losses and slopes at every point are not used then, and the compiler leaves them out.
+            whole = structure.couples_outputs or not isinstance(self.jacobian, SharedFeatures)
+            loss, slope, middle = self.averages(self.outputs, self.examples[1], self.weights, whole)
+        else:
+            loss, slope = self.expected(self.losses), self.expected(self.slopes)
+            middle = self.hessians() if output_hessian is None else output_hessian
+        loss, slope, middle = self.scaled(loss), self.scaled(slope), self.scaled(middle)
         if isinstance(self.jacobian, SharedFeatures):
             gradient = self.jacobian.transposed_product(slope)
         else:
             gradient = jax.tree.map(lambda j: jnp.tensordot(slope, j, axes=((0, 1), (0, 1))), self.jacobian)
-        value = jnp.sum(self.scaled(self.expected(self.losses)))
-        return Measurement(value, gradient, structure.of_sandwich(self.jacobian, middle), aux)
+        return Measurement(jnp.sum(loss), gradient, structure.of_sandwich(self.jacobian, middle), aux)
 
 
 def broadcast_rows(scales: Float[Array, " B"], like: Float[Array, "B *X"]) -> Array:
     """One number for each row, with the dtype of `like` and axes of length one to broadcast against it."""
     return scales.astype(like.dtype).reshape((-1,) + (1,) * (like.ndim - 1))
+
+
+def sum_over_rows(measure: Callable[..., Measurement], arrays: PyTree, parts: int) -> Measurement:
+    """The sum of what is measured on parts of the rows, one part after another, with the memory of one part.
+
+    Args:
+        measure: measures some of the rows, given like `arrays`; the second of them has a factor for each row's loss.
+        arrays: the arrays of all rows, each with a leading axis of rows.
+        parts: into how many parts the rows are divided.
+    """
+    rows = jax.tree.leaves(arrays)[0].shape[0]
+    if parts <= 1 or rows <= 1:
+        return measure(*arrays)
+    size = -(-rows // min(parts, rows))
+    count = -(-rows // size)
+    # The last part is filled up with the last row, at a weight of 0.
+    index = jnp.minimum(jnp.arange(count * size), rows - 1).reshape(count, size)
+    is_row = (jnp.arange(count * size) < rows).reshape(count, size)
+
+    def of_part(part: tuple[Array, Array]) -> Measurement:
+        examples, scales, *others = jax.tree.map(lambda x: x[part[0]], arrays)
+        return measure(examples, jnp.where(part[1], scales, 0.0), *others)
+
+    shapes = jax.eval_shape(of_part, (index[0], is_row[0]))
+    zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    add = lambda sums, part: (jax.tree.map(jnp.add, sums, of_part(part)), None)
+    return jax.lax.scan(add, zero, (index, is_row))[0]

@@ -16,6 +16,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import validate_data
 
 from ..families.base import Family
+from ..families.gaussian.block_diagonal import BlockDiagonalGaussian
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.fixed import FixedGaussian
 from ..families.gaussian.full import Gaussian
@@ -27,14 +28,19 @@ from ..numerics.padding import coarse_bucket, column_bucket, pad
 from ..objectives.batches import Weighted
 from ..objectives.objective import Objective
 from ..objectives.regularizers import as_regularizer
+from ..points.base import Delta
 from ..recipes import laplace
 from ..rule.rule import Rule
+from ..steps.guards import Backtracking
+from ..steps.steps import Steps
 from .base import Estimator, Explain, double_precision, make_key, to_numpy
 from .named_recipes import CONCENTRATED, MANY_STEPS, has_many_weights, linear_rule
 from .preprocessing import encode_classes, example_weights, mean_and_scale
 from .ridge import RidgeRegression
 
 _ROUGH_TOLERANCE = 1e-2  # Nats, for fits by Laplace's method that only provide the start of another fit.
+_BY_CLASS_TOLERANCE = 0.5  # The same for the thousands of weights of a posterior by class,
+_BY_CLASS_STEPS, _BY_CLASS_ROUNDS = 4, 5  # whose α is chosen in so many rounds of so many steps.
 _SUBSET_ROWS = 20_000  # Of very many rows, a subset of this size determines the prior's precision.
 
 
@@ -75,9 +81,12 @@ class _LinearModel(Estimator):
     def _fit_from(self, start: Any, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
         """Fit the posterior from these parameters, with the given precision of the prior or the one of the evidence."""
         outputs = start["w"].shape[1] if start["w"].ndim == 2 else None
-        rule = self._rule(outputs, X)
+        rule = self._rule(self._rule_outputs(outputs), X)
         precision, result = self._given_precision(), None
         is_full_gaussian = rule.family.kind is Gaussian
+        # Laplace's method with the same precision provides the start.
+        rough_rule = _by_class_at_mean(rule) if rule.family.kind is BlockDiagonalGaussian else laplace()
+        is_dense = is_full_gaussian or rule.family.kind is BlockDiagonalGaussian
         # A flat prior determines nothing outside of the space of the rows.
         wide = is_full_gaussian and self.batch_size is None and precision != 0 and row_space.is_wide(*X.shape)
         X = self._standardize(X, weights, rule.family.kind, learnt=precision is None, wide=wide)
@@ -99,16 +108,17 @@ class _LinearModel(Estimator):
             squares = pad(weights @ X**2 + weights.mean(), padded_features, fill=1.0)
             start = Gaussian.around(start, {name: weights.sum() if name == "b" else squares for name in start})
         if precision is None:
-            evidence, is_final = self._maximize_evidence(rule, objective, prior, start, data, X, y, weights)
+            evidence, is_final = self._maximize_evidence(rule, rough_rule, objective, prior, start, data, X, y, weights)
             precision = float(evidence.hyper["w"])
             result = evidence.result if is_final else None
-            start = evidence.result.q if is_full_gaussian else start
+            start = evidence.result.q if is_dense else start
             regularized = _with_prior(objective, prior({"w": precision}))
         else:
             regularized = _with_prior(objective, prior({"w": precision}))
-            if is_full_gaussian and not rule.points.delta and outputs is not None:
+            if is_dense and not rule.points.delta and outputs is not None:
                 # Steps over several outputs are expensive, so that Laplace's method provides the start.
-                start = self._run(laplace(), regularized, start, data, steps=50, tolerance=_ROUGH_TOLERANCE).q
+                tolerance = _ROUGH_TOLERANCE if is_full_gaussian else _BY_CLASS_TOLERANCE
+                start = self._run(rough_rule, regularized, start, data, steps=50, tolerance=tolerance).q
         if result is None:
             result = self._fit_posterior(rule, regularized, start, data, len(X))
         self.prior_precision_ = self._fit_precision = precision
@@ -121,6 +131,7 @@ class _LinearModel(Estimator):
     def _maximize_evidence(
         self,
         rule: Rule,
+        rough_rule: Rule,
         objective: Objective,
         prior: Any,
         start: Any,
@@ -135,15 +146,16 @@ class _LinearModel(Estimator):
         weights of several outputs (expensive steps), random points or mini-batches (no exact bound), or very many rows
         (of which a subset is enough), α is chosen by the evidence of Laplace's method, and the rule is run afterwards.
         Where classes are nearly separable, Laplace's method takes the skewed posterior for a narrow one, and its α is
-        several times too large.
+        several times too large. By class, the rule's own evidence corrects it, in rounds of a few steps.
 
         Returns:
             α with the fit at it, and whether that fit is the final one.
         """
         subset = _subset(len(X))
         is_huge = len(X) > max(CONCENTRATED * X.shape[1], 10 * _SUBSET_ROWS) and bool(weights[subset].sum() > 0)
-        is_exact = rule.family.kind is Gaussian and not rule.points.random and self.batch_size is None and not is_huge
-        several = self._kind == "softmax"
+        is_dense = rule.family.kind in (Gaussian, BlockDiagonalGaussian)
+        is_exact = is_dense and not rule.points.random and self.batch_size is None and not is_huge
+        several = self._kind in ("softmax", "categorical")
         use_rule = is_exact and (rule.points.delta or not self._has_many_weights())
         hyper: Any = {"w": 1.0, "unit": _weight_unit(X[subset], weights[subset])}
         options: Any = {
@@ -160,8 +172,14 @@ class _LinearModel(Estimator):
         if is_huge:
             subset_weights = weights[subset] * (weights.sum() / weights[subset].sum())
             laplace_data = _pad_data(X[subset], y[subset], subset_weights, data.examples[0].shape[1])
-        rough: Any = {"tolerance": _ROUGH_TOLERANCE}
-        evidence = empirical_bayes(laplace(), objective, hyper, start, laplace_data, **options, **rough)
+        by_class = rule.family.kind is BlockDiagonalGaussian
+        rough: Any = {"tolerance": _BY_CLASS_TOLERANCE if by_class else _ROUGH_TOLERANCE}
+        evidence = empirical_bayes(rough_rule, objective, hyper, start, laplace_data, **options, **rough)
+        if by_class and is_exact and not rule.points.delta:
+            # With few rows for a class, Laplace's α is twice too large. A few steps at a time are enough to correct it.
+            few: Any = {"steps": _BY_CLASS_STEPS, "rounds": _BY_CLASS_ROUNDS, "tolerance": _BY_CLASS_TOLERANCE}
+            start = evidence.result.q
+            return empirical_bayes(rule, objective, evidence.hyper, start, data, **options, **few), False
         if not use_rule:
             return evidence, False
         # Steps over several outputs are expensive, so that Laplace's method provides the start.
@@ -177,6 +195,10 @@ class _LinearModel(Estimator):
             raise ValueError(f'prior_precision is "auto" or a number that is not negative, got {precision}.')
         return precision
 
+    def _rule_outputs(self, outputs: int | None) -> int | None:
+        """The number of outputs by which a rule is chosen."""
+        return outputs
+
     def _has_many_weights(self) -> bool:
         """Whether there are several outputs with so many weights that steps that average over q are expensive."""
         return False
@@ -186,7 +208,7 @@ class _LinearModel(Estimator):
         if self.batch_size is None or self.batch_size >= rows:
             # What is left after a few expensive steps is below the resolution of their points.
             few = isinstance(self.recipe, str) and not rule.points.delta and self._has_many_weights()
-            few = few and rule.family.kind is Gaussian
+            few = few and rule.family.kind in (Gaussian, BlockDiagonalGaussian)
             return self._run(
                 rule,
                 objective,
@@ -213,8 +235,10 @@ class _LinearModel(Estimator):
         """
         mean, scale = mean_and_scale(X, weights)
         is_full, zero = family is Gaussian, np.zeros(X.shape[1])
-        is_known = is_full or family in (DiagonalGaussian, FixedGaussian)
-        center = mean if self.fit_intercept and (is_full or (learnt and is_known)) else zero
+        is_known = is_full or family in (BlockDiagonalGaussian, DiagonalGaussian, FixedGaussian)
+        # The intercept of a block is not independent of its weights.
+        is_free = is_full or family is BlockDiagonalGaussian
+        center = mean if self.fit_intercept and (is_free or (learnt and is_known)) else zero
         self.x_scale_ = self._fit_scale = scale if learnt and is_known else zero + 1
         self.x_mean_, self._fit_center = (zero, center) if is_full and not wide else (center, zero)
         self._fit_basis = None
@@ -270,7 +294,7 @@ class _LinearModel(Estimator):
             prior = Gaussian(prior.mean, prior.precision)
         objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
         objective = dataclasses.replace(objective, regularizer=as_regularizer(None, prior))
-        outputs = self.coef_.shape[0] if self.coef_.ndim == 2 else None
+        outputs = self._rule_outputs(self.coef_.shape[0] if self.coef_.ndim == 2 else None)
         bound_before, error_before = self.bound_, getattr(self, "bound_error_", None)
         data = _pad_data(X, y, weights, X.shape[1])
         result = self._fit_posterior(self._rule(outputs, X), objective, prior, data, len(X))
@@ -283,6 +307,11 @@ class _LinearModel(Estimator):
     def _predictive(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
         """The mean and the variance of a new y."""
         return regression.map_rows(regression.predictive, self.posterior_, X, self._kind)
+
+
+def _by_class_at_mean(rule: Rule) -> Rule:
+    """Laplace's method for a posterior that has a precision for each class: its rule, at the mean."""
+    return rule.replace(points=Delta(), steps=Steps(1.0), guard=Backtracking(monotone=True), name="laplace by class")
 
 
 def _with_prior(objective: Objective, regularizer: Any) -> Objective:
@@ -324,15 +353,18 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
         The algorithm. "auto" is variational inference ("von"), with quadrature for two classes and quasi-Monte Carlo
         for more; with over 300 weights of several classes, where steps are expensive and points are few, it is twelve
         steps from Laplace's posterior. Beyond 1000 rows per feature it is "laplace", which then gives the same
-        posterior. "mean_field" is variational inference with independent weights, for so many features that their
-        covariance does not fit in memory. Other names are "newton", "ogn", "vogn", "ivon", "adam", "rmsprop" and "sgd";
-        any rule can be passed, such as `blr.vogn(1e-2)`.
+        posterior. From 33 classes and 600 weights on it is "by_class", variational inference with a covariance of each
+        class's weights and none between classes, whose memory grows with the number of classes and not with its
+        square. "mean_field" is variational inference with independent weights, for so many features that their
+        covariance does not fit in memory; "auto" takes it where "by_class" would keep more than 8 million numbers.
+        Other names are "newton", "ogn", "vogn", "ivon", "adam", "rmsprop" and "sgd"; any rule can be passed, such as
+        `blr.vogn(1e-2)`.
     prior_precision : float or "auto", default="auto"
         α, in the units of X. "auto" maximises the bound on the log evidence, where α is the precision for columns
         divided by their standard deviations, so that the units of columns do not matter; with a weak hyper-prior
-        against huge weights, which classes that can be separated would otherwise have. For more than two classes, and
-        for algorithms without an exact bound, it is the evidence of Laplace's method; beyond 200,000 rows that of
-        20,000 of them.
+        against huge weights, which classes that can be separated would otherwise have. For more than two classes
+        (except "by_class"), and for algorithms without an exact bound, it is the evidence of Laplace's method; beyond
+        200,000 rows that of 20,000 of them.
     fit_intercept : bool, default=True
         Whether the model has b.
     class_weight : None, "balanced" or dict, default=None
@@ -351,10 +383,11 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     classes_ : the classes, sorted.
     modelled_classes_ : the indices of those that have rows of positive weight; the others have the probability 0.
     posterior_ : a Gaussian over {"b", "w"}, or {"w"} without an intercept, for X less `x_mean_`. With at least 100
-        columns, and twice as many as rows, it is a `LowRankGaussian`.
+        columns, and twice as many as rows, it is a `LowRankGaussian`; by class a `BlockDiagonalGaussian`.
     x_mean_ : zeros, or the columns' means where b and w are independent under the posterior ("mean_field", "vogn"), and
-        where it is a `LowRankGaussian`.
-    coef_, intercept_ : the posterior mean of w and b; for K > 2 classes of the K − 1 outputs.
+        where it is a `LowRankGaussian` or a `BlockDiagonalGaussian`.
+    coef_, intercept_ : the posterior mean of w and b; for K > 2 classes of the K − 1 outputs, or of the K scores.
+    outputs_ : "contrasts", or "classes" where every class has a score of its own ("by_class").
     prior_precision_ : α. The prior precision of a weight of column j is `prior_precision_ * x_scale_[j]**2`.
     x_scale_ : the standard deviations of the columns; ones for a `prior_precision` that was given.
     bound_ : the lower bound on the log evidence; None where the algorithm has none.
@@ -403,11 +436,16 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
 
     @property
     def _kind(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]  # It depends on the number of classes.
-        return "logistic" if len(self._modelled()) == 2 else "softmax"
+        if len(self._modelled()) == 2:
+            return "logistic"
+        return "categorical" if getattr(self, "outputs_", "contrasts") == "classes" else "softmax"
 
     def _modelled(self) -> np.ndarray:
         """The indices of the classes that the posterior is about."""
         return getattr(self, "modelled_classes_", np.arange(len(self.classes_)))
+
+    def _rule_outputs(self, outputs: int | None) -> int | None:
+        return outputs - 1 if outputs and self._kind == "categorical" else outputs
 
     def _has_many_weights(self) -> bool:
         return has_many_weights(self.n_features_in_, len(self._modelled()) - 1)
@@ -455,6 +493,10 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
         labels = labels if outputs else labels.astype(float)
         if not first:
             return self._update(X, labels, weights)
+        self.outputs_ = "contrasts"
+        if outputs and self._rule(outputs, X).family.kind is BlockDiagonalGaussian:
+            # Contrasts that are independent of each other would depend on the order of the classes.
+            self.outputs_, outputs = "classes", count
         start = regression.zeros(X.shape[1], outputs, intercept=self.fit_intercept)
         return self._fit_from(start, X, labels, weights)
 
@@ -485,8 +527,14 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
         weight_key, label_key = jax.random.split(make_key(random_state))
         X = self._inputs(X)
         f = regression.draw_scores(self.posterior_, X, n_samples, weight_key)
-        scores = jnp.stack([jnp.zeros(f.shape), f], axis=-1) if self._kind == "logistic" else regression.classes(f)
+        scores = (
+            jnp.stack([jnp.zeros(f.shape), f], axis=-1) if self._kind == "logistic" else _class_scores(self._kind, f)
+        )
         return self.classes_[self._modelled()][np.asarray(jax.random.categorical(label_key, scores))]
+
+
+def _class_scores(kind: str, f: Any) -> Any:
+    return f if kind == "categorical" else regression.classes(f)
 
 
 class PoissonRegression(RegressorMixin, _LinearModel):

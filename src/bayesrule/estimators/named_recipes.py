@@ -16,8 +16,10 @@ import optax
 
 from ..curvature.gradient import Gradient, SquaredGradient
 from ..curvature.hessian import HessianDiagonal
+from ..families.gaussian.block_diagonal import BlockDiagonalGaussian
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.start import Start
+from ..points.base import Delta
 from ..points.quadrature import Quadrature
 from ..points.relaxed import Sign
 from ..points.sampling import QuasiMonteCarlo
@@ -66,6 +68,11 @@ MANY_WEIGHTS = 300
 MANY_STEPS = 12
 """How many steps are then taken from Laplace's posterior."""
 _MANY_RATE, _MANY_SAMPLES = 0.5, 128
+MANY_CLASSES = 32
+"""From so many outputs, and more weights in all than follow, no covariance between classes is kept."""
+_MOST_IN_ONE_MATRIX = 600
+_MOST_IN_BLOCKS = 2**23  # The most numbers in the classes' own precisions, 64 megabytes.
+_BY_CLASS_RATE, _BY_CLASS_SAMPLES = 0.5, 32
 _VARIATIONAL_RATE = 0.7  # Full steps of variational Newton can oscillate around the optimum.
 _DECAYING: dict[str, tuple[Callable[..., Rule], float]] = {
     "ogn": (ogn, 0.3),
@@ -75,7 +82,7 @@ _DECAYING: dict[str, tuple[Callable[..., Rule], float]] = {
     "rmsprop": (rmsprop, 0.1),
     "sgd": (sgd, 0.5),
 }
-LINEAR = ("auto", "von", "mean_field", "laplace", "newton", *_DECAYING)
+LINEAR = ("auto", "von", "by_class", "mean_field", "laplace", "newton", *_DECAYING)
 
 
 def linear_rule(
@@ -90,12 +97,15 @@ def linear_rule(
 
     Args:
         recipe: a name in `LINEAR`, or a rule.
-        outputs: how many outputs the model has.
+        outputs: how many outputs the model has; of K classes K − 1.
         steps: how many steps will be taken.
         estimator: whose parameter it is, named in errors.
         shape: rows and features of the data, by which "auto" chooses.
         bend: as for `Quadrature`.
     """
+    is_auto = isinstance(recipe, str) and recipe == "auto"
+    if is_auto and outputs >= MANY_CLASSES and shape[1] * outputs > _MOST_IN_ONE_MATRIX:
+        recipe = "by_class" if shape[1] ** 2 * outputs <= _MOST_IN_BLOCKS else "mean_field"
     facts = shape[0] > CONCENTRATED * shape[1], has_many_weights(shape[1], outputs), bend
     named = {name: partial(_named_linear_rule, name, outputs, max(1, steps), *facts) for name in LINEAR}
     return choose_rule(recipe, named, estimator)
@@ -115,6 +125,13 @@ def _named_linear_rule(name: str, outputs: int, steps: int, concentrated: bool, 
         return newton()
     if name == "laplace" or (name == "auto" and concentrated):
         return laplace()
+    if name == "by_class" and outputs > 1:
+        # The classes move at the same time, each as if the others stood still. As diag(p) − ppᵀ ≤ 2 diag(p(1 − p)),
+        # half steps are not too long, and need no guard that compares losses.
+        points = Delta() if concentrated else QuasiMonteCarlo(_BY_CLASS_SAMPLES)
+        guard = Backtracking(monotone=concentrated)
+        rule = von(_BY_CLASS_RATE).replace(family=BlockDiagonalGaussian, points=points, guard=guard)
+        return rule.replace(name="by_class")
     # Deterministic points in the space of each example's outputs, the same at every step, let a fit converge.
     points = Quadrature(_QUADRATURE_ORDER, bend=bend) if outputs == 1 else QuasiMonteCarlo(_QUASI_MONTE_CARLO_SAMPLES)
     rule = von(_VARIATIONAL_RATE).replace(points=points, guard=Backtracking(monotone=True))

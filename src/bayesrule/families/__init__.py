@@ -6,6 +6,7 @@ from .dirichlet import Beta, Dirichlet
 from .discrete import Bernoulli, Categorical, Poisson
 from .gamma import Gamma, NormalGamma
 from .gaussian.banded import BandedGaussian
+from .gaussian.block_diagonal import BlockDiagonalGaussian
 from .gaussian.diagonal import DiagonalGaussian
 from .gaussian.fixed import FixedGaussian
 from .gaussian.full import Gaussian
@@ -28,6 +29,7 @@ __all__ = [
     "BandedGaussian",
     "Bernoulli",
     "Beta",
+    "BlockDiagonalGaussian",
     "Categorical",
     "CategoricalChain",
     "DiagonalGaussian",

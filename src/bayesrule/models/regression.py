@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax.scipy.special import gammaln
 from jaxtyping import Array, Float, PyTree
 
 from ..families.gaussian.base import GaussianFamily
+from ..families.gaussian.block_diagonal import BlockDiagonalGaussian
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
 from ..families.gaussian.low_rank import LowRankGaussian
@@ -30,7 +32,8 @@ BEND = 1.0
 
 _ORDER = 32  # nodes of the quadrature over one output
 _DRAWS = 256  # quasi-random points over several outputs
-_ROWS = 1 << 14  # rows that are predicted at a time
+_ROWS = 1 << 14  # rows that are predicted at a time, if
+_NUMBERS = 1 << 22  # their outputs at all points are not more numbers than this
 
 
 def scores(params: PyTree, x: Float[Array, " D"]) -> Array:
@@ -77,9 +80,59 @@ def _sigmoid_slope(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array
     return value, value * (1 - value) * tangents[0]
 
 
-def softmax(f: Float[Array, " K-1"], y: Any) -> Array:
-    """−log p(y | f) of one of K classes, whose scores are K − 1 numbers times the `contrasts`."""
-    return jax.nn.logsumexp(classes(f)) - classes(f)[y]
+@dataclasses.dataclass(frozen=True)
+class Softmax:
+    """−log p(y | f) of one of K classes, whose scores are K numbers, or K − 1 numbers times the `contrasts`.
+
+    Args:
+        contrasted: Whether f has contrasts of the scores, and not the scores themselves.
+    """
+
+    contrasted: bool
+
+    def __call__(self, f: Float[Array, " F"], y: Any) -> Array:
+        scores = self.scores(f)
+        return jax.nn.logsumexp(scores) - scores[y]
+
+    def scores(self, f: Float[Array, "... F"]) -> Float[Array, "... K"]:
+        """Every class's score."""
+        return classes(f) if self.contrasted else f
+
+    def averages(
+        self, f: Float[Array, "S B F"], y: Any, weights: Float[Array, "S *B"], whole: bool
+    ) -> tuple[Float[Array, " B"], Float[Array, "B F"], Float[Array, "B F *F"]]:
+        """The averages over points of every row's loss, its gradient and its Hessian (`whole`) or the diagonal of it.
+
+        With the probabilities p at a point and C the contrasts, the gradient is Cᵀ(p − e_y) and the Hessian
+        Cᵀ(diag p − ppᵀ)C: both are averaged in p, and multiplied by C once.
+        """
+        scores = self.scores(f)
+        top = jax.lax.stop_gradient(jnp.max(scores, axis=-1, keepdims=True))
+        powers = jnp.exp(scores - top)
+        total = jnp.sum(powers, axis=-1, keepdims=True)
+        p = powers / total
+        weights = jnp.broadcast_to(weights.reshape((-1, 1)) if weights.ndim == 1 else weights, f.shape[:2])
+        weights = weights.astype(f.dtype)
+        average = lambda values: jnp.einsum("sb,sb...->b...", weights, values)
+        log_total, mean, middle = average((top + jnp.log(total))[..., 0]), average(p), average(f)
+        own = jax.nn.one_hot(y, p.shape[-1], dtype=f.dtype)
+        loss = log_total - jnp.sum(self.scores(middle) * own, axis=-1)
+        contrast = jnp.asarray(contrasts(p.shape[-1]), f.dtype) if self.contrasted else None
+        slope = mean - own if contrast is None else (mean - own) @ contrast
+        if not whole:
+            if contrast is None:
+                return loss, slope, mean - average(p**2)
+            return loss, slope, mean @ contrast**2 - average((p @ contrast) ** 2)
+        squares = jnp.einsum("sbk,sbl->bkl", weights[..., None] * p, p)
+        hessian = mean[:, :, None] * jnp.eye(p.shape[-1], dtype=f.dtype) - squares
+        return loss, slope, hessian if contrast is None else contrast.T @ hessian @ contrast
+
+
+softmax = Softmax(contrasted=True)
+"""−log p(y | f) of one of K classes, whose scores are K − 1 numbers times the `contrasts`."""
+
+categorical = Softmax(contrasted=False)
+"""−log p(y | f) of one of K classes with a score for each."""
 
 
 def poisson(f: Array, y: Any) -> Array:
@@ -107,14 +160,14 @@ def classes(f: Float[Array, "... K-1"]) -> Float[Array, "... K"]:
     return f @ jnp.asarray(contrasts(f.shape[-1] + 1), f.dtype).T
 
 
-LOSSES = {"logistic": logistic, "softmax": softmax, "poisson": poisson}
+LOSSES = {"logistic": logistic, "softmax": softmax, "categorical": categorical, "poisson": poisson}
 
 
 def regression(kind: str, size: Any, regularizer: Any = None, *, intercept: bool = True) -> Objective:
     """The objective of a generalised linear model, for examples (x, y).
 
     Args:
-        kind: "logistic", "softmax" or "poisson".
+        kind: "logistic", "softmax" (K − 1 contrasts of K classes), "categorical" (K scores) or "poisson".
         size: N, the number of examples.
         regularizer: as for `Objective`.
         intercept: whether the parameters have an intercept "b".
@@ -127,7 +180,7 @@ def regression(kind: str, size: Any, regularizer: Any = None, *, intercept: bool
     0.291
     """
     features = with_one if intercept else without_one
-    linear = features if kind == "softmax" else True
+    linear = features if kind in ("softmax", "categorical") else True
     return Objective(LOSSES[kind], output=scores, linear=linear, size=size, regularizer=regularizer)
 
 
@@ -164,9 +217,9 @@ def zeros(features: int, outputs: int | None = None, *, intercept: bool = True) 
 
 @compiled
 def outputs(q: GaussianFamily, x: Float[Array, "N D"]) -> tuple[Array, Array]:
-    """The mean of every row's f under q, and its variance, or covariance where f has several entries."""
+    """The mean of every row's f under q, and its variance, or covariance where f has several dependent entries."""
     center = jax.vmap(partial(scores, q.mean))(x)
-    if center.ndim == 2 and isinstance(q, Gaussian):
+    if center.ndim == 2 and q.structure.shares_features:
         features = jax.vmap(with_one if "b" in q.mean else without_one)(x)
         return center, q.output_covariance(SharedFeatures(features, q.mean))
     jacobian = jax.vmap(jax.jacrev(lambda params, row: jnp.atleast_1d(scores(params, row))), (None, 0))(q.mean, x)
@@ -189,7 +242,8 @@ def predictive(q: GaussianFamily, x: Float[Array, "N D"], kind: str) -> tuple[Ar
         mean = jnp.sum(weights * jax.nn.sigmoid(f), axis=0)
         return mean, mean * (1 - mean)
     f, weights = QuasiMonteCarlo(_DRAWS).output_grid(center, covariance, None)
-    mean = jnp.tensordot(weights, jax.nn.softmax(classes(f)), axes=1)
+    loss = categorical if kind == "categorical" else softmax
+    mean = jnp.tensordot(weights, jax.nn.softmax(loss.scores(f)), axes=1)
     return mean, mean * (1 - mean)
 
 
@@ -205,11 +259,15 @@ def log_predictive(q: GaussianFamily, x: Any, y: Any, kind: str) -> Float[Array,
 def map_rows(function: Any, q: GaussianFamily, x: Float[np.ndarray, "N D"], *options: Any) -> tuple[np.ndarray, ...]:
     """function(q, rows, …) for all rows, in padded chunks of few sizes: bounded memory, and few programs to compile."""
 
+    # The points of several outputs are in memory at the same time.
+    outputs = 1 if q.mean["w"].ndim == 1 else q.mean["w"].shape[1]
+    most = _ROWS if outputs == 1 else max(32, min(_ROWS, 1 << (_NUMBERS // (_DRAWS * outputs)).bit_length() - 1))
+
     def chunk(part: np.ndarray) -> tuple[np.ndarray, ...]:
-        rows = pad(part, min(_ROWS, power_of_two(len(part), 32)))
+        rows = pad(part, min(most, power_of_two(len(part), 32)))
         return tuple(np.asarray(value)[: len(part)] for value in function(q, rows, *options))
 
-    return map_chunks(chunk, x, _ROWS)
+    return map_chunks(chunk, x, most)
 
 
 def draw_scores(q: GaussianFamily, x: Float[Array, "N D"], count: int, key: Key) -> Array:
@@ -226,13 +284,16 @@ def without_padding(q: Any, features: int) -> Any:
 
     Their features are 0 in all rows, so that under q they have the prior and are independent of the others.
     """
-    if not isinstance(q, Gaussian | DiagonalGaussian) or q.mean["w"].shape[0] == features:
+    if not isinstance(q, Gaussian | DiagonalGaussian | BlockDiagonalGaussian) or q.mean["w"].shape[0] == features:
         return q
     q = jax.tree.map(np.asarray, q)
     mean = {**q.mean, "w": q.mean["w"][:features]}
+    size = sum(leaf.size for leaf in jax.tree.leaves(mean))
     if isinstance(q, Gaussian):
-        size = sum(leaf.size for leaf in jax.tree.leaves(mean))
         return Gaussian(mean, q.precision[:size, :size])
+    if isinstance(q, BlockDiagonalGaussian):
+        size //= len(q.precision)
+        return BlockDiagonalGaussian(mean, q.precision[:, :size, :size])
     return DiagonalGaussian(mean, {**q.precision, "w": q.precision["w"][:features]})
 
 
@@ -250,7 +311,8 @@ def in_units_of_columns(q: Any, scale: Float[np.ndarray, " D"]) -> Any:
     """The distribution of the weights of columns x, from that of the weights of x/scale.
 
     Args:
-        q: a Gaussian over {"b", "w"} or {"w"} with a full or low-rank precision, or one for each entry or for all.
+        q: a Gaussian over {"b", "w"} or {"w"} with a full or low-rank precision, one for each output, or one for each
+            entry or for all.
         scale: a number above 0 for each column.
     """
     q = jax.tree.map(np.asarray, q)
@@ -263,6 +325,9 @@ def in_units_of_columns(q: Any, scale: Float[np.ndarray, " D"]) -> Any:
         return eqx.tree_at(lambda q: (q.mean, q.diagonal, q.factor), q, parts)
     if isinstance(q, Gaussian):
         return Gaussian(mean, vector[:, None] * q.precision * vector)
+    if isinstance(q, BlockDiagonalGaussian):
+        by_row = vector[:: len(q.precision)]  # Of every row of weights, all outputs have the same factor.
+        return BlockDiagonalGaussian(mean, by_row[:, None] * q.precision * by_row)
     numbers = same_shape(q.precision, q.mean, "precision")
     return type(q)(mean, jax.tree.map(lambda s, factor: s * factor**2, numbers, factors))
 

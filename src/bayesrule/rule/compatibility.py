@@ -34,6 +34,7 @@ _FITTING = {
     "none": "Gradient()",
     "diagonal": "HessianDiagonal(), GaussNewton(), GeneralizedGaussNewton(), SquaredGradient() or Stein()",
     "full": "Hessian(), GaussNewton(), GeneralizedGaussNewton() or Stein()",
+    "blocks": "Hessian()",
     "factored": "GaussNewton() or GeneralizedGaussNewton()",
     "kronecker": "GaussNewton() or GeneralizedGaussNewton()",
 }

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from ..families.gaussian.base import GaussianFamily
+from ..families.gaussian.block_diagonal import BlockDiagonalGaussian
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
 from ..families.gaussian.low_rank import LowRankGaussian
@@ -42,7 +43,9 @@ def add_explanations(
     estimator = run.estimator
     record_facts(run, watcher)
     posterior = estimator.posterior_
-    if estimator.explain.weights == "coefficients" and isinstance(posterior, Gaussian | DiagonalGaussian):
+    if estimator.explain.weights == "coefficients" and isinstance(
+        posterior, Gaussian | DiagonalGaussian | BlockDiagonalGaussian
+    ):
         modelled = getattr(estimator, "modelled_classes_", range(len(run.classes)))
         run.weights = _coefficients(posterior, run.summary["features"], [run.classes[index] for index in modelled])
     elif estimator.explain.weights == "layers":
@@ -70,13 +73,17 @@ def record_facts(run: Run, watcher: Watcher) -> None:
         run.facts["reason"] = "exact" if exact else watcher.reasons[-1]
 
 
-def _coefficients(q: Gaussian | DiagonalGaussian, features: list[str], classes: list[str]) -> dict[str, Any]:
+def _coefficients(
+    q: Gaussian | DiagonalGaussian | BlockDiagonalGaussian, features: list[str], classes: list[str]
+) -> dict[str, Any]:
     """The mean and standard deviation of every feature's weight, for several classes one for each of them."""
     mean: Any = jax.tree.map(np.asarray, q.mean)
     weights = np.asarray(mean["w"])
     if weights.ndim == 1:
         return {"name": list(features), "mean": weights, "std": np.sqrt(np.asarray(_variance(q)["w"]))}
-    contrasts = regression.contrasts(weights.shape[1] + 1)
+    # The outputs are contrasts of the classes' scores, or these scores themselves.
+    has_scores = weights.shape[1] == len(classes)
+    contrasts = np.eye(len(classes)) if has_scores else regression.contrasts(weights.shape[1] + 1)
     names = [f"{feature} → {label}" for feature in features for label in classes]
     std = np.sqrt(_class_variances(q, contrasts))
     return {"name": names, "mean": (weights @ contrasts.T).ravel(), "std": std.ravel()}
@@ -93,6 +100,8 @@ def _class_variances(q: GaussianFamily, contrasts: np.ndarray) -> np.ndarray:
     The class scores are contrasts of K − 1 outputs, w_c = Σ_k C_ck w_k, so Var w_c = Σ_kl C_ck C_cl Cov(w_k, w_l).
     """
     features, outputs = q.mean["w"].shape
+    if isinstance(q, BlockDiagonalGaussian):
+        return np.asarray(_variance(q)["w"]) @ (contrasts**2).T
     if isinstance(q, DiagonalGaussian):
         return (1 / np.asarray(q.precision["w"])) @ (contrasts**2).T
     if isinstance(q, LowRankGaussian):

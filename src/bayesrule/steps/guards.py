@@ -146,7 +146,7 @@ class Retraction(Guard):
 
     needs: ClassVar[tuple[Need, ...]] = (
         (
-            lambda p: p.abstract or p.structure in ("diagonal", "full"),
+            lambda p: p.abstract or p.structure in ("diagonal", "full", "blocks"),
             lambda p: (
                 f"Retraction curves the step of a Gaussian's precision; {p.name} has none to move that way. Use "
                 "Backtracking() or NoGuard()."

@@ -71,14 +71,15 @@ class GaussianFamily(Family):
         """S⁻¹ as a matrix over the ravelled θ, P×P: for small θ only."""
 
     @abstractmethod
-    def output_covariance(self, jacobian: PyTree) -> Float[Array, "B K K"]:
+    def output_covariance(self, jacobian: PyTree) -> Float[Array, "B K *K"]:
         """J_b S⁻¹ J_bᵀ for each example b, the covariance of outputs that are linear in θ.
 
         Called by predictions, and by points and curvature that integrate over the outputs and not over θ.
 
         Args:
             jacobian: J, a pytree like θ whose leaves have the axes (B, K) of examples and outputs in front, or
-                `SharedFeatures`.
+                `SharedFeatures`, for which a family whose structure has no `couples_outputs` returns the outputs'
+                variances alone, (B, K).
         """
 
     @abstractmethod

@@ -17,7 +17,7 @@ from ...numerics.trees import all_finite, floating, ravel, same_shape, unravel
 from ...steps.step import Step
 from ..base import ExponentialFamily
 from .base import GaussianFamily
-from .precision import DIAGONAL, Structure
+from .precision import DIAGONAL, SharedFeatures, Structure
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -99,7 +99,11 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
         variance = ravel(self.variance(), self.batch_ndim)
         return variance[..., None] * jnp.eye(variance.shape[-1], dtype=variance.dtype)
 
-    def output_covariance(self, jacobian: PyTree) -> Float[Array, "B K K"]:
+    def output_covariance(self, jacobian: PyTree) -> Float[Array, "B K *K"]:
+        """The covariance of every example's outputs; their variances, (B, K), for `SharedFeatures`."""
+        if isinstance(jacobian, SharedFeatures):
+            variances = ravel(self.variance()).reshape((jacobian.features.shape[1], -1))
+            return jacobian.features**2 @ variances
         parts = [
             jnp.einsum("bkp,blp->bkl", flat / s.reshape(-1), flat)
             for j, s in zip(jax.tree.leaves(jacobian), jax.tree.leaves(self.precision), strict=True)

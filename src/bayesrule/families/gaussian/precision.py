@@ -24,8 +24,9 @@ from ...numerics.trees import average_leaves, ravel, slope_diagonal, unravel
 class SharedFeatures(eqx.Module):
     """The Jacobian of K outputs that are linear in the same D features, f = φᵀΘ with the ravelled θ as Θ (D, K).
 
-    It stands in for a Jacobian with leaves (B, K, *leaf) where q is a full Gaussian, whose matrices then have a D×D
-    block for each pair of outputs: K times fewer operations than with the K Jacobians written out. `like` is any θ.
+    It stands in for a Jacobian with leaves (B, K, *leaf). The matrices of a full Gaussian then have a D×D block for
+    each pair of outputs: K times fewer operations than with the K Jacobians written out. Where the outputs are
+    independent under q, only their own blocks are needed. `like` is any θ.
     """
 
     features: Float[Array, "B D"]
@@ -61,6 +62,15 @@ class SharedFeatures(eqx.Module):
         by_pair = jnp.zeros((size, size, len(features)), entries.dtype)
         by_pair = by_pair.at[rows, columns].set(entries).at[columns, rows].set(entries)
         return jnp.transpose(by_pair, (2, 0, 1))
+
+    def own_sandwich(self, middle: Float[Array, "B K"]) -> Float[Array, "K D D"]:
+        """Σ_b J_bᵀ M_b J_b for diagonal M_b: a block for each output, and none between outputs."""
+        return jax.lax.map(lambda weights: (self.features * weights[:, None]).T @ self.features, middle.T)
+
+    def own_variances(self, covariances: Float[Array, "K D D"]) -> Float[Array, "B K"]:
+        """The variances of every example's outputs, where the weights of different outputs are independent."""
+        variance = lambda block: jnp.sum((self.features @ block) * self.features, axis=1)
+        return jax.lax.map(variance, covariances).T
 
 
 T = TypeVar("T")
@@ -99,6 +109,9 @@ class Structure(ABC):
     """What a curvature's `serves` lists."""
     shares_features: ClassVar[bool] = False
     """Whether `of_sandwich` takes `SharedFeatures` as the Jacobian."""
+    couples_outputs: ClassVar[bool] = True
+    """Whether of outputs with `SharedFeatures` it needs all of every example's M_b, (B, K, K). Else the diagonals,
+    (B, K), are enough, and the family's `output_covariance` has variances only."""
 
     @abstractmethod
     def of_diagonal(self, diagonal: PyTree) -> Any:
@@ -119,7 +132,8 @@ class Structure(ABC):
 
         Args:
             jacobian: ∂f_b/∂θ for every example b: leaves (B, K, *leaf), or `SharedFeatures` if `shares_features`.
-            middle: M_b, symmetric, the loss's Hessian in the K outputs.
+            middle: M_b, symmetric, the loss's Hessian in the K outputs. With `SharedFeatures` it may be their diagonals
+                alone, (B, K), unless `couples_outputs`.
         """
 
     def hessian(self, gradient: Callable[[Array], Array], theta: PyTree) -> Any:
@@ -193,6 +207,8 @@ class DiagonalStructure(Structure):
     """A θ-shaped diagonal."""
 
     name = "diagonal"
+    shares_features = True
+    couples_outputs = False
 
     def of_diagonal(self, diagonal: PyTree) -> PyTree:
         return diagonal
@@ -200,7 +216,11 @@ class DiagonalStructure(Structure):
     def of_matrix(self, matrix: Float[Array, "P P"], like: PyTree) -> PyTree:
         return unravel(jnp.diagonal(matrix), like)
 
-    def of_sandwich(self, jacobian: PyTree, middle: Float[Array, "B K K"]) -> PyTree:
+    def of_sandwich(self, jacobian: PyTree, middle: Float[Array, "B K *K"]) -> PyTree:
+        if isinstance(jacobian, SharedFeatures):
+            own = middle if middle.ndim == 2 else jnp.diagonal(middle, axis1=1, axis2=2)
+            return unravel((jacobian.features.T**2 @ own).ravel(), jacobian.like)
+
         def leaf(j: Array) -> Array:
             flat = j.reshape((*j.shape[:2], -1))
             return jnp.sum(flat * _times(middle, flat), axis=(0, 1)).reshape(j.shape[2:])
