@@ -351,14 +351,14 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     ----------
     recipe : str or Rule, default="auto"
         The algorithm. "auto" is variational inference ("von"), with quadrature for two classes and quasi-Monte Carlo
-        for more; with over 300 weights of several classes, where steps are expensive and points are few, it is twelve
-        steps from Laplace's posterior. Beyond 1000 rows per feature it is "laplace", which then gives the same
-        posterior. From 33 classes and 600 weights on it is "by_class", variational inference with a covariance of each
-        class's weights and none between classes, whose memory grows with the number of classes and not with its
-        square. "mean_field" is variational inference with independent weights, for so many features that their
-        covariance does not fit in memory; "auto" takes it where "by_class" would keep more than 8 million numbers.
-        Other names are "newton", "ogn", "vogn", "ivon", "adam", "rmsprop" and "sgd"; any rule can be passed, such as
-        `blr.vogn(1e-2)`.
+        for more. Beyond 1000 rows per feature it is "laplace", which then gives the same posterior. With over 300
+        weights of several classes it is "by_class", variational inference with a covariance of each class's weights and
+        none between classes: its memory grows with the number of classes and not with its square, and its steps are so
+        cheap that α is chosen by its own bound. ("von" then takes twelve steps from Laplace's posterior, with α by
+        Laplace's evidence, which is too large where classes are nearly separable.) "mean_field" is variational
+        inference with independent weights, for so many features that their covariance does not fit in memory; "auto"
+        takes it where "by_class" would keep more than 8 million numbers. Other names are "newton", "ogn", "vogn",
+        "ivon", "adam", "rmsprop" and "sgd"; any rule can be passed, such as `blr.vogn(1e-2)`.
     prior_precision : float or "auto", default="auto"
         α, in the units of X. "auto" maximises the bound on the log evidence, where α is the precision for columns
         divided by their standard deviations, so that the units of columns do not matter; with a weak hyper-prior

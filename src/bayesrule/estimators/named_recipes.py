@@ -19,6 +19,7 @@ from ..curvature.hessian import HessianDiagonal
 from ..families.gaussian.block_diagonal import BlockDiagonalGaussian
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.start import Start
+from ..models.row_space import is_wide
 from ..points.base import Delta
 from ..points.quadrature import Quadrature
 from ..points.relaxed import Sign
@@ -68,9 +69,7 @@ MANY_WEIGHTS = 300
 MANY_STEPS = 12
 """How many steps are then taken from Laplace's posterior."""
 _MANY_RATE, _MANY_SAMPLES = 0.5, 128
-MANY_CLASSES = 32
-"""From so many outputs, and more weights in all than follow, no covariance between classes is kept."""
-_MOST_IN_ONE_MATRIX = 600
+_MOST_IN_ROW_SPACE = 2000  # The most weights of all outputs in the space of the rows of a wide table.
 _MOST_IN_BLOCKS = 2**23  # The most numbers in the classes' own precisions, 64 megabytes.
 _BY_CLASS_RATE, _BY_CLASS_SAMPLES = 0.5, 32
 _VARIATIONAL_RATE = 0.7  # Full steps of variational Newton can oscillate around the optimum.
@@ -103,8 +102,10 @@ def linear_rule(
         shape: rows and features of the data, by which "auto" chooses.
         bend: as for `Quadrature`.
     """
-    is_auto = isinstance(recipe, str) and recipe == "auto"
-    if is_auto and outputs >= MANY_CLASSES and shape[1] * outputs > _MOST_IN_ONE_MATRIX:
+    in_row_space = is_wide(*shape) and shape[0] * outputs <= _MOST_IN_ROW_SPACE
+    if isinstance(recipe, str) and recipe == "auto" and has_many_weights(shape[1], outputs) and not in_row_space:
+        # Without covariances between classes steps are so cheap that the prior's strength can be chosen by the bound
+        # itself, which matters more for predictions than those covariances.
         recipe = "by_class" if shape[1] ** 2 * outputs <= _MOST_IN_BLOCKS else "mean_field"
     facts = shape[0] > CONCENTRATED * shape[1], has_many_weights(shape[1], outputs), bend
     named = {name: partial(_named_linear_rule, name, outputs, max(1, steps), *facts) for name in LINEAR}

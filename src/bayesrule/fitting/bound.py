@@ -184,7 +184,7 @@ def _outputs_at_mean(objective: AbstractObjective, q: Any, data: PyTree) -> Arra
 # One estimate under each key.
 
 
-@compiled
+@compiled(rare=True)
 def _measured_bounds(
     rule: Rule, objective: AbstractObjective, q: Family, data: PyTree, aux: PyTree, keys: Array
 ) -> Float[Array, "R 2"]:
@@ -193,7 +193,7 @@ def _measured_bounds(
     return jax.lax.map(bound, keys)
 
 
-@compiled(static=("over_outputs", "chunk"))
+@compiled(static=("over_outputs", "chunk"), rare=True)
 def _expectations(
     objective: AbstractObjective,
     q: Family,
@@ -366,7 +366,7 @@ def _entropy_differences(block: Any, judges: Judges, keys: Array) -> Float[Array
     return jnp.stack([fine, fine if judges.coarse is None else at(judges.coarse)], axis=1)
 
 
-@compiled
+@compiled(rare=True)
 def _model_bounds(models: tuple[Model, ...], q: Product, data: PyTree, keys: Array) -> Float[Array, "R K"]:
     """The bound of every model, under every key."""
     return jax.lax.map(lambda key: jnp.stack([model.bound(q, data, key) for model in models]), keys)

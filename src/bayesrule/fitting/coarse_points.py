@@ -90,7 +90,7 @@ def _parameters(q: Any) -> int:
     return max(1, sum(int(np.size(leaf)) for leaf in jax.tree.leaves(means)))
 
 
-@compiled
+@compiled(rare=True)
 def _decrement(rule: Rule, objective: AbstractObjective, state: State, data: PyTree, key: Key) -> Array:
     # A guard and an acceleration do not change the natural gradient at q, and take time to compile.
     return without_guard(rule).advance(objective, state, data, key, diagnose=True)[1].decrement

@@ -30,7 +30,7 @@ _LONGEST_STEP = 2.0  # of log η, along each axis of the Hessian
 _LONGEST_EXTRAPOLATION = 4.0
 
 
-@compiled(static=("prior", "belief"))
+@compiled(static=("prior", "belief"), rare=True)
 def evidence_step(
     q: ExponentialFamily,
     logs: PyTree,
@@ -67,7 +67,7 @@ def evidence_step(
     return unravel(step), gain
 
 
-@compiled(static="prior")
+@compiled(static="prior", rare=True)
 def with_new_prior(q: ExponentialFamily, before: PyTree, after: PyTree, prior: Callable[[PyTree], Any]) -> Any:
     """q with the same message and another prior: where to start the fit at other hyper-parameters."""
     return _moved_with_prior(q, before, after, prior)

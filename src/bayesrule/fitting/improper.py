@@ -90,13 +90,13 @@ def _loss(objective: AbstractObjective, data: PyTree, aux: PyTree, theta: PyTree
     )
 
 
-@compiled
+@compiled(rare=True)
 def _losses(objective: AbstractObjective, data: PyTree, aux: PyTree, places: PyTree) -> Array:
     """ℓ̄ at places along a leading axis."""
     return jax.lax.map(lambda theta: _loss(objective, data, aux, theta), places)
 
 
-@compiled
+@compiled(rare=True)
 def _hessian(objective: AbstractObjective, data: PyTree, aux: PyTree, mean: PyTree) -> Array:
     """∇²ℓ̄ at one place, for the parameters as one vector."""
     vector, unravel = ravel_pytree(mean)

@@ -6,6 +6,9 @@ A **small** program, one of few numbers, spends more time in the compiler than i
 CPU, XLA and LLVM optimise it less: that halves the time to compile and hardly changes the time to run, because what
 takes time in it are calls of matrix routines.
 
+A program that is called once or twice in a fit, to judge its end, spends still more time in the compiler than it runs;
+`compiled(rare=True)` has LLVM optimise it not at all.
+
 A process that fits many models of different shapes compiles many programs, and JAX keeps each as long as its function.
 Every program holds memory and memory maps, of which Linux allows a process 65,530, and a compiler that gets no more of
 them ends the process. So all functions of the library together keep the `CAPACITY` programs that were used last. The
@@ -50,8 +53,8 @@ _lock = threading.Lock()  # Threads of a parallel search may fit at the same tim
 class Compiled(Generic[P, T]):
     """A function of arrays that is compiled for each signature, as `jax.jit` does it; see `compiled`."""
 
-    def __init__(self, function: Callable[P, T], static: tuple[str, ...], donate: tuple[str, ...]):
-        self.function, self.static, self.donate = function, static, donate
+    def __init__(self, function: Callable[P, T], static: tuple[str, ...], donate: tuple[str, ...], rare: bool = False):
+        self.function, self.static, self.donate, self.rare = function, static, donate, rare
         self._names = list(inspect.signature(function).parameters)
         # Inside another program the function is a part of that one, which has its own options.
         self._nested: Any = jax.jit(function, static_argnames=static)
@@ -77,7 +80,7 @@ class Compiled(Generic[P, T]):
                     partial(self.function),
                     static_argnames=self.static,
                     donate_argnames=self.donate,
-                    compiler_options=_quick_options() if is_small else None,
+                    compiler_options=_quick_options(self.rare) if is_small else None,
                 )
                 while len(_programs) > CAPACITY:
                     _programs.popitem(last=False)
@@ -98,12 +101,13 @@ class Compiled(Generic[P, T]):
             return sum(key[0] is self for key in _programs)  # pyright: ignore[reportIndexIssue]
 
 
-def _quick_options() -> dict[str, Any] | None:
+def _quick_options(rare: bool) -> dict[str, Any] | None:
     """The options with which XLA compiles quickly for a CPU; those that the user has set by XLA_FLAGS stay."""
     if jax.default_backend() != "cpu":
         return None
     flags = os.environ.get("XLA_FLAGS", "")
-    return {name: value for name, value in _QUICKLY.items() if name not in flags} or None
+    options = _QUICKLY | {"xla_backend_optimization_level": 0} if rare else _QUICKLY
+    return {name: value for name, value in options.items() if name not in flags} or None
 
 
 def _kind_of(leaf: Any) -> Hashable:
@@ -120,15 +124,18 @@ def _kind_of(leaf: Any) -> Hashable:
 def compiled(function: Callable[P, T]) -> Compiled[P, T]: ...
 @overload
 def compiled(
-    *, static: str | tuple[str, ...] = (), donate: str | tuple[str, ...] = ()
+    *, static: str | tuple[str, ...] = (), donate: str | tuple[str, ...] = (), rare: bool = False
 ) -> Callable[[Callable[P, T]], Compiled[P, T]]: ...
-def compiled(function: Any = None, *, static: str | tuple[str, ...] = (), donate: str | tuple[str, ...] = ()) -> Any:
+def compiled(
+    function: Any = None, *, static: str | tuple[str, ...] = (), donate: str | tuple[str, ...] = (), rare: bool = False
+) -> Any:
     """`jax.jit` for a function of this library: small programs compile quickly, and old ones are dropped.
 
     Args:
         function: a function of pytrees of arrays, defined once at the top of a module.
         static: the names of arguments that are hashable values and not arrays.
         donate: the names of arguments whose buffers the program may use for its results.
+        rare: whether a program is called only a few times, so that it should above all compile quickly.
 
     >>> import jax.numpy as jnp
     >>> double = compiled(lambda x: 2 * x)
@@ -137,8 +144,8 @@ def compiled(function: Any = None, *, static: str | tuple[str, ...] = (), donate
     """
     names = lambda given: (given,) if isinstance(given, str) else tuple(given)
     if function is None:
-        return partial(Compiled, static=names(static), donate=names(donate))
-    return Compiled(function, names(static), names(donate))
+        return partial(Compiled, static=names(static), donate=names(donate), rare=rare)
+    return Compiled(function, names(static), names(donate), rare)
 
 
 def release_programs() -> None:
