@@ -33,3 +33,13 @@ def test_examples_print_what_the_readme_says(block):
         [sys.executable, "-c", block], capture_output=True, text=True, check=True, env=settings, encoding="utf-8"
     )
     assert rounded(ran.stdout) == rounded("\n".join(expected))
+
+
+def test_the_snippets_of_the_training_page_run():
+    page = README.parent / "docs" / "training.md"
+    code = f"import doctest, sys; sys.exit(doctest.testfile({str(page)!r}, module_relative=False, encoding='utf-8')[0])"
+    settings = os.environ | {"JAX_ENABLE_X64": "0", "PYTHONIOENCODING": "utf-8"}
+    ran = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=settings, encoding="utf-8"
+    )
+    assert ran.returncode == 0, ran.stdout
