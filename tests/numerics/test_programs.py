@@ -1,6 +1,7 @@
 """Compiled programs of the library: the same numbers as `jax.jit`, and bounded in number."""
 
 import gc
+import itertools
 import sys
 from pathlib import Path
 
@@ -95,3 +96,16 @@ def test_fits_of_new_functions_do_not_pile_up(monkeypatch):
         )
         np.testing.assert_allclose(result.q.mean, center, atol=1e-6)
     assert len(programs._programs) <= 5
+
+
+def test_memory_is_given_back_after_some_programs_were_dropped(monkeypatch):
+    calls = []
+    monkeypatch.setattr(programs, "CAPACITY", 2)
+    monkeypatch.setattr(programs, "_TRIM_AFTER", 3)
+    monkeypatch.setattr(programs, "_dropped", itertools.count(1))
+    monkeypatch.setattr(programs, "_malloc_trim", lambda: calls.append)
+    programs.release_programs()
+    function = compiled(lambda x: x + 1)
+    for size in range(1, 10):  # The last seven drop one each.
+        function(np.ones(size))
+    assert calls == [0, 0]

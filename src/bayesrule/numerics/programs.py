@@ -12,17 +12,21 @@ A program that is called once or twice in a fit, to judge its end, spends still 
 A process that fits many models of different shapes compiles many programs, and JAX keeps each as long as its function.
 Every program holds memory and memory maps, of which Linux allows a process 65,530, and a compiler that gets no more of
 them ends the process. So all functions of the library together keep the `CAPACITY` programs that were used last. The
-programs of the user's own jitted functions are not touched.
+programs of the user's own jitted functions are not touched. What dropped programs have held is given back to the system
+now and then (`_return_memory`).
 """
 
 from __future__ import annotations
 
+import ctypes
 import inspect
+import itertools
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from functools import partial, update_wrapper
+from functools import cache, partial, update_wrapper
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 import jax
@@ -45,6 +49,8 @@ _QUICKLY = {
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
+
+_TRIM_AFTER = 32
 
 _programs: OrderedDict[Hashable, Any] = OrderedDict()  # The jitted function of each signature, the oldest use first.
 _lock = threading.Lock()  # Threads of a parallel search may fit at the same time.
@@ -82,8 +88,9 @@ class Compiled(Generic[P, T]):
                     donate_argnames=self.donate,
                     compiler_options=_quick_options(self.rare) if is_small else None,
                 )
-                while len(_programs) > CAPACITY:
+                if len(_programs) > CAPACITY:
                     _programs.popitem(last=False)
+                    _return_memory()
             _programs.move_to_end(key)
         return program
 
@@ -99,6 +106,29 @@ class Compiled(Generic[P, T]):
         """How many programs of this function there are."""
         with _lock:
             return sum(key[0] is self for key in _programs)  # pyright: ignore[reportIndexIssue]
+
+
+_dropped = itertools.count(1)
+
+
+def _return_memory() -> None:
+    """Give freed memory back to the system, after every so many programs that were dropped.
+
+    Compiling allocates many small pieces of which few remain, scattered over all that was in use, and glibc gives none
+    of it back by itself: a process that compiles program after program would seem to grow for ever.
+    """
+    trim = _malloc_trim()
+    if trim is not None and next(_dropped) % _TRIM_AFTER == 0:
+        trim(0)
+
+
+@cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """glibc's `malloc_trim`; None with another C library."""
+    try:
+        return ctypes.CDLL(None).malloc_trim if sys.platform == "linux" else None
+    except (OSError, AttributeError):
+        return None
 
 
 def _quick_options(rare: bool) -> dict[str, Any] | None:
