@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bayesrule.curvature import per_example_ops
-from bayesrule.curvature.per_example import kronecker_factors, pulled_squares, second_moments, ways
+from bayesrule.curvature.per_example import COSTS, kronecker_factors, pulled_squares, second_moments, ways
 
 # Optional: the dev extra installs it.
 nn = pytest.importorskip("flax.linen")
@@ -413,10 +413,34 @@ def test_moments_are_those_of_the_gradients(case, budgets):
         agree((moments.values, moments.gradient, moments.squares), expected)
         assert list(moments.ways.values()) == taken
         assert moments.ways == ways(function, theta, examples)
+        assert set(moments.ways.values()) <= set(COSTS)
+
+
+IN_SINGLE_PRECISION = ["tanh MLP", "groups", "tied", "used twice", "scan", "scan over layers", "lookup of a sequence"]
+IN_SINGLE_PRECISION += ["lookup of a long sequence", "tied to a lookup", "scaled", "weight normalisation", "low rank"]
 
 
 @pytest.mark.as_users
-@pytest.mark.parametrize("case", ["tanh MLP", "linen CNN", "over time", "heads over time", "tied", "layer norm"])
+@pytest.mark.parametrize("case", IN_SINGLE_PRECISION)
+def test_single_precision_has_its_own_rounding_only(case, budgets):
+    function, theta, examples = CASES[case][0]()
+    single = lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    narrow, inputs = jax.tree.map(single, (theta, examples))
+    wide = jax.tree.map(lambda x: x.astype(float) if jnp.issubdtype(x.dtype, jnp.floating) else x, (narrow, inputs))
+    weights = jnp.abs(draw(BATCH)).astype(jnp.float32)
+    expected = naive(function, *wide, weights.astype(float))
+    for _ in budgets:
+        moments = jax.jit(partial(second_moments, function))(narrow, inputs, weights)
+        assert {leaf.dtype for leaf in jax.tree.leaves((moments.gradient, moments.squares))} == {jnp.dtype("float32")}
+        assert all(jnp.all(leaf >= 0) for leaf in jax.tree.leaves(moments.squares))
+        agree((moments.values, moments.gradient, moments.squares), expected, 2e-5)
+
+
+MAPPED = ["tanh MLP", "linen CNN", "over time", "heads over time", "tied", "layer norm", "scan over layers", "low rank"]
+
+
+@pytest.mark.as_users
+@pytest.mark.parametrize("case", [*MAPPED, "lookup of a sequence", "lookup of a long sequence", "scaled"])
 def test_samples_of_theta_can_be_mapped_over(case, budgets):
     function, theta, examples = CASES[case][0]()
     many = jax.tree.map(lambda t: t + 0.1 * draw(3, *t.shape), theta)
@@ -434,6 +458,17 @@ OUTPUTS = {
     "convolution": (lambda w, x: jax.lax.conv(x[None], w, (2, 1), "SAME"), (3, 2, 2, 3), (2, 6, 5)),
     "bias": (lambda w, x: jnp.tanh(x + w), (5,), (4, 5)),
     "tied": (lambda w, x: w.T @ jnp.tanh(w @ x), (4, 4), (4,)),
+    "used twice": (lambda w, x: w @ jnp.tanh(w @ x), (4, 4), (4,)),
+    "lookup": (lambda w, x: jnp.tanh(w[jnp.abs(10 * x).astype(int) % 3]), (3, 4), (5,)),
+    "recurrent": (lambda w, x: jax.lax.scan(lambda h, e: (jnp.tanh(w @ h + e), h), jnp.ones(4), x)[1], (4, 4), (3, 4)),
+    "layers": (lambda w, x: jax.lax.scan(lambda h, v: (jnp.tanh(v @ h), None), x, w)[0], (3, 4, 4), (4,)),
+    "groups": (
+        lambda w, x: jax.lax.conv_general_dilated(x[None], w, (1,), "SAME", feature_group_count=2),
+        (4, 1, 3),
+        (2, 5),
+    ),
+    "scaled": (lambda w, x: jnp.tanh((w * jnp.arange(1.0, 4.0)[:, None]) @ x), (3, 5), (5,)),
+    "normalised": (lambda w, x: jnp.tanh((w / jnp.sum(w**2)) @ x), (3, 5), (5,)),
 }
 
 

@@ -1,11 +1,12 @@
 """Sums over the examples of their own gradients, squared or factored, for little more than the sum's gradient.
 
 The loss of one example is traced to a list of equations, and the equations in which each leaf of θ enters are
-looked up. A leaf that enters in one matrix product or convolution needs only that operation's other operand and the
-slopes of its output, from the one backward pass that the gradient takes too: never the B×P numbers of every
-example's gradient. A bias or a scale has no more entries than an activation, so its gradient for each example is
-taken as it is. Any other leaf (shared, in a loop, looked up by index, inside an exponential, …) has its gradient
-made for each example too, a few examples at a time if it is large.
+looked up (`per_example_program.py`). A leaf that enters matrix products, convolutions or lookups needs only these
+operations' other operands and the slopes of their outputs, from the one backward pass that the gradient takes too:
+never the B×P numbers of every example's gradient at once (`per_example_ops.py`). A bias or a scale has no more entries
+than an activation, so its gradient for each example is taken as it is. A leaf that is mixed with others before it meets
+the example has the gradients of what it is mixed into pulled back to it, a few examples at a time. Any other leaf (in a
+branch, under a custom derivative, changed by a loop, …) is differentiated for each example, a few at a time if large.
 """
 
 from __future__ import annotations
@@ -24,6 +25,27 @@ from .per_example_program import Path, Program
 
 Columns = Callable[[Array, PyTree], Array]
 
+COSTS = {
+    "product": "One more matrix product of the gradient's size. Over more than four positions (sequences, loops) each "
+    "example's gradient is formed, a few examples at a time in about 2 MB: the multiplications of the gradient, and "
+    "B×P numbers squared.",
+    "convolution": "As a product over as many positions as the output has, with the kernel's windows copied for a few "
+    "examples at a time.",
+    "lookup": "One more scatter of the looked-up rows; those that one example looked up several times are added first.",
+    "bias": "Nothing: its gradient for every example is an activation's, summed over positions.",
+    "scale": "Nothing: its gradient for every example is an activation's, summed over positions.",
+    "shared": "Used n times at one position each, n(n+1)/2 more matrix products for n up to 4; otherwise each example's "
+    "gradient is formed, a few examples at a time: B×P numbers added and squared. Lookups alone cost what one does.",
+    "several": "The sum of what its parts cost, each of which is used in a way of its own.",
+    "rescaled": "B×P numbers formed, pulled back and squared, a few examples at a time in about 2 MB or, if one "
+    "gradient is larger, one by one: tens of times a dense layer's plain gradient, without another pass.",
+    "examples": "B×P numbers formed by differentiating each example: in the same pass up to two million of them, "
+    "otherwise in a second forward and backward pass over a few examples at a time. Ten to some hundred times the "
+    "plain gradient for large leaves.",
+    "unused": "Nothing.",
+}
+"""What the squares of a leaf cost beside the plain gradient, for each of the `ways`; B examples, P entries."""
+
 
 class Moments(eqx.Module):
     """The losses ℓ_b, Σ_b w_b ∇ℓ_b, Σ_b w_b (∇ℓ_b)², and the way in which each leaf's squares were made."""
@@ -35,7 +57,7 @@ class Moments(eqx.Module):
 
     @property
     def ways(self) -> dict[str, str]:
-        """From a leaf's path to "product", "convolution", "bias", "scale" or "examples", as `ways` says."""
+        """How each leaf enters, by its path, as `ways` says."""
         return dict(self.way_of_leaf)
 
 
@@ -134,11 +156,14 @@ def kronecker_factors(
 
 
 def ways(function: Callable[[PyTree, PyTree], Array], theta: PyTree, examples: PyTree) -> dict[str, str]:
-    """How each leaf enters, by its path; nothing is computed.
+    """How each leaf enters, by its path; nothing is computed. `COSTS` has what each way costs.
 
-    "product" and "convolution": once, as the weight of one such operation. "bias" and "scale": once, added to or
-    times something that depends on the example. "examples": in any other way, so that its gradient is made for
-    every example. "unused": not at all.
+    "product", "convolution" and "lookup": once, as the weight of one such operation. "bias" and "scale": once, added
+    to or times something that depends on the example. "shared": as the weight of several operations. A function of each
+    entry by itself (a factor, a mask, an exponential), a slice or a concatenation on the way there changes nothing, and
+    slices without a common entry count as leaves of their own; "several" if these are used in different ways.
+    "rescaled": any other function of leaves alone comes first, as in weight normalisation or a product of two leaves.
+    "examples": in any other way, so that it is differentiated for every example. "unused": not at all.
     """
     return Program(function, theta, examples).ways
 

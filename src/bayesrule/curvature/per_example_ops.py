@@ -570,11 +570,14 @@ def _of_lookups(sites: Sequence[Site], parts: Parts) -> tuple[Float[Array, "1 ro
     operands, slopes, weights = parts
     rows = [site.rows(x, d, weights.dtype) for site, x, d in zip(sites, operands, slopes, strict=True)]
     numbers, d = (jnp.concatenate(x, axis=1) for x in zip(*rows, strict=True))
-    scale = weights[:, None, None]
-    table = jnp.zeros((math.prod(sites[0].layout.shape) // d.shape[-1], d.shape[-1]), d.dtype)
-    each = jnp.sum(_sum_equal_rows(numbers, d) ** 2, axis=2)
-    add = lambda rows: table.at[numbers.reshape(-1)].add((scale * rows).reshape((-1, d.shape[-1])), mode="drop")
-    return add(jnp.sum(d, axis=2))[None], add(each)[None]
+    shape = math.prod(sites[0].layout.shape) // d.shape[-1], d.shape[-1]
+
+    def add(start: float, rows: Float[Array, "B T O"]) -> Float[Array, "1 rows O"]:
+        rows = (weights[:, None, None] * rows).reshape((-1, shape[1]))
+        return jnp.full((1, *shape), start, d.dtype).at[0, numbers.reshape(-1)].add(rows, mode="drop")
+
+    # Two equal constants would be one buffer to XLA, which would copy it before it adds to it.
+    return add(-0.0, jnp.sum(d, axis=2)), add(0.0, jnp.sum(_sum_equal_rows(numbers, d) ** 2, axis=2))
 
 
 def _sum_equal_rows(numbers: Array, d: Float[Array, "B T R O"]) -> Float[Array, "B T R O"]:
