@@ -336,7 +336,7 @@ CASES = {
     "scalar": (lambda: one_weight((), lambda w, x: w * x), ["scale"]),
     "exponential": (lambda: one_weight((5,), lambda w, x: jnp.exp(w) * x), ["scale"]),
     "custom derivative": (lambda: one_weight((5,), lambda w, x: softplus(w) * x), ["scale"]),
-    "custom derivative that mixes entries": (lambda: one_weight((5,), lambda w, x: mixed(w) * x), ["rescaled"]),
+    "custom derivative that mixes entries": (lambda: one_weight((5,), lambda w, x: mixed(w) * x), ["mixed"]),
     "custom derivative of a product": (lambda: one_weight((5, 3), custom_product), [EACH]),
     "branches": (lambda: one_weight((5, 3), branches), [EACH]),
     "either weight": (
@@ -347,7 +347,7 @@ CASES = {
     "function of each weight": (lambda: one_weight((5, 3), lambda w, x: x @ (w * jax.nn.sigmoid(w))), [DENSE]),
     "masked": (lambda: one_weight((5, 3), lambda w, x: x @ jnp.where(jnp.abs(w) > 0.5, w, 0.0)), [DENSE]),
     "weight and bias in one": (lambda: one_weight((6, 3), lambda w, x: x @ w[:-1] + w[-1]), ["several"]),
-    "overlapping parts": (lambda: one_weight((6, 3), lambda w, x: x @ w[:-1] + x @ w[1:]), ["rescaled"]),
+    "overlapping parts": (lambda: one_weight((6, 3), lambda w, x: x @ w[:-1] + x @ w[1:]), ["mixed"]),
     "joined": (
         lambda: (
             lambda t, x: jnp.sum(jnp.tanh(x @ jnp.concatenate(t, axis=1)) ** 2),
@@ -364,9 +364,37 @@ CASES = {
         ),
         ["bias", "rescaled", "rescaled"],
     ),
+    "normalised rows": (
+        lambda: one_weight((3, 5), lambda w, x: (w / jnp.linalg.norm(w, axis=1, keepdims=True)) @ x),
+        ["rescaled"],
+    ),
+    "norm of all": (lambda: one_weight((3, 5), lambda w, x: (w / jnp.sqrt(jnp.sum(w**2))) @ x), ["rescaled"]),
+    "standardised": (
+        lambda: one_weight((5, 3), lambda w, x: x @ ((w - w.mean(0)) / jnp.sqrt(w.var(0) + 0.1))),
+        ["rescaled"],
+    ),
+    "normalised and used twice": (
+        lambda: one_weight((5, 5), lambda w, x: (lambda v: v.T @ jnp.tanh(v @ x))(w / jnp.linalg.norm(w, axis=0))),
+        ["rescaled"],
+    ),
+    "normalised over time": (
+        lambda: one_weight((5, 3), lambda w, x: x @ (w / jnp.linalg.norm(w, axis=0)), draw(BATCH, 6, 5)),
+        ["mixed"],
+    ),
+    "normalised kernel": (
+        lambda: one_weight(
+            (3, 2, 3, 2),
+            lambda w, x: jax.lax.conv(
+                x[None], w / jnp.sqrt(jnp.sum(w**2, axis=(1, 2, 3), keepdims=True)), (1, 1), "SAME"
+            ),
+            draw(BATCH, 2, 4, 3),
+        ),
+        ["mixed"],
+    ),
+    "product by its transpose": (lambda: one_weight((5, 2), lambda w, x: w @ w.T @ x + x @ (w @ w.T)), ["rescaled"]),
     "low rank": (
         lambda: (
-            lambda t, x: jnp.sum(jnp.tanh(x @ (t["w"] + t["a"] @ t["b"])) ** 2),
+            lambda t, x: jnp.sum(jnp.tanh(x @ (t["w"] + 0.5 * (t["a"] @ t["b"]))) ** 2),
             {"a": draw(5, 2), "b": draw(2, 3), "w": draw(5, 3)},
             draw(BATCH, 5),
         ),
@@ -380,7 +408,7 @@ CASES = {
         ),
         [EACH, "scale"],
     ),
-    "constant operand": (lambda: one_weight((3, 5), lambda w, x: (w @ draw(5)) * x[:3]), ["rescaled"]),
+    "constant operand": (lambda: one_weight((3, 5), lambda w, x: (w @ draw(5)) * x[:3]), ["mixed"]),
     "product of weights": (
         lambda: (lambda t, x: jnp.sum(jnp.tanh(t[0] @ t[1] @ x)), [draw(3, 4), draw(4, 5)], draw(BATCH, 5)),
         ["rescaled", "rescaled"],
@@ -417,7 +445,14 @@ def test_moments_are_those_of_the_gradients(case, budgets):
 
 
 IN_SINGLE_PRECISION = ["tanh MLP", "groups", "tied", "used twice", "scan", "scan over layers", "lookup of a sequence"]
-IN_SINGLE_PRECISION += ["lookup of a long sequence", "tied to a lookup", "scaled", "weight normalisation", "low rank"]
+IN_SINGLE_PRECISION += [
+    "lookup of a long sequence",
+    "tied to a lookup",
+    "scaled",
+    "weight normalisation",
+    "low rank",
+    "standardised",
+]
 
 
 @pytest.mark.as_users

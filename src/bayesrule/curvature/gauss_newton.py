@@ -48,9 +48,9 @@ class GaussNewton(Pointwise[HasStructure]):
     def ways(objective: AbstractObjective, params: PyTree, batch: PyTree) -> dict[str, str]:
         """How each parameter's squares are computed, by its path in the parameters.
 
-        "product", "convolution", "lookup", "bias", "scale" and "shared" cost little more than the gradient.
-        "rescaled" (weight normalisation, products of weights) and "examples" are slow for large parameters: a gradient
-        is formed for every example, a few examples at a time. `costs` has the details.
+        "product", "convolution", "lookup", "bias", "scale", "shared" and "rescaled" cost little more than the gradient.
+        "mixed" and "examples" are slow for large parameters: a gradient is formed for every example, a few examples at
+        a time. `costs` has the details.
 
         >>> import bayesrule as blr, jax.numpy as jnp
         >>> objective = blr.Objective(lambda p, e: jnp.sum((p["table"][e] @ p["w"]) ** 2), size=100)

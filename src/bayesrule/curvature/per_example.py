@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from . import per_example_ops as ops
+from . import per_example_separable as separable
 from .per_example_program import Path, Program
 
 Columns = Callable[[Array, PyTree], Array]
@@ -34,11 +35,13 @@ COSTS = {
     "lookup": "One more scatter of the looked-up rows; those that one example looked up several times are added first.",
     "bias": "Nothing: its gradient for every example is an activation's, summed over positions.",
     "scale": "Nothing: its gradient for every example is an activation's, summed over positions.",
-    "shared": "Used n times at one position each, n(n+1)/2 more matrix products for n up to 4; otherwise each example's "
+    "shared": "Used n times at one position each, n(n+1)/2 more matrix products for n up to 4; else each example's "
     "gradient is formed, a few examples at a time: B×P numbers added and squared. Lookups alone cost what one does.",
     "several": "The sum of what its parts cost, each of which is used in a way of its own.",
-    "rescaled": "B×P numbers formed, pulled back and squared, a few examples at a time in about 2 MB or, if one "
-    "gradient is larger, one by one: tens of times a dense layer's plain gradient, without another pass.",
+    "rescaled": "k(k+1)/2 more matrix products, where each example's gradient is a sum of k outer products: k is 2 for "
+    "weight normalisation and 1 for a product of two leaves. The weight is that of a dense layer at one position.",
+    "mixed": "B×P numbers formed, pulled back and squared, a few examples at a time in about 2 MB or, if one gradient "
+    "is larger, one by one: tens of times a dense layer's plain gradient, without another pass.",
     "examples": "B×P numbers formed by differentiating each example: in the same pass up to two million of them, "
     "otherwise in a second forward and backward pass over a few examples at a time. Ten to some hundred times the "
     "plain gradient for large leaves.",
@@ -162,8 +165,9 @@ def ways(function: Callable[[PyTree, PyTree], Array], theta: PyTree, examples: P
     to or times something that depends on the example. "shared": as the weight of several operations. A function of each
     entry by itself (a factor, a mask, an exponential), a slice or a concatenation on the way there changes nothing, and
     slices without a common entry count as leaves of their own; "several" if these are used in different ways.
-    "rescaled": any other function of leaves alone comes first, as in weight normalisation or a product of two leaves.
-    "examples": in any other way, so that it is differentiated for every example. "unused": not at all.
+    "rescaled": a dense layer's weight is made from it by factors, sums and products, as in weight normalisation or a
+    product of two leaves. "mixed": another function of leaves alone comes before its use. "examples": in any other
+    way, so that it is differentiated for every example. "unused": not at all.
     """
     return Program(function, theta, examples).ways
 
@@ -227,19 +231,23 @@ class _Pass:
     def sums(self, weights: Float[Array, " B"]) -> tuple[PyTree, PyTree]:
         """Σ_rb w_b J_bᵀc_br and Σ_rb w_b (J_bᵀc_br)²."""
         program = self.program
-        rescaled = [leaf for leaf, way in enumerate(program.ways.values()) if way == "rescaled"]
+        ways = list(program.ways.values())
+        mixed = [leaf for leaf, way in enumerate(ways) if way == "mixed" and leaf not in self.whole]
         both = {leaf: ops.totals(rows, weights.astype(ops.wide(rows))) for leaf, rows in self.rows.items()}
         of_source = {}
         for leaf, reached in enumerate(program.reach):
-            if leaf in self.whole or leaf in rescaled:
+            if leaf in self.whole or leaf in mixed:
+                continue
+            if ways[leaf] == "rescaled":
+                both[leaf] = self._rescaled_sums(leaf, weights)
                 continue
             of_source |= {place: self._sums_of_source(place, weights) for place in reached if place not in of_source}
             if list(reached) == [leaf]:
                 both[leaf] = of_source[leaf]
             elif reached:
                 both[leaf] = self._pulled(leaf, {place: of_source[place] for place in reached})
-        for leaves, places in _connected(rescaled, program.reach):
-            both |= self._rescaled_sums(leaves, places, weights)
+        for leaves, places in _connected(mixed, program.reach):
+            both |= self._mixed_sums(leaves, places, weights)
         both |= self._deferred_sums(weights)
         zero = [jnp.zeros(leaf.shape, ops.wide(leaf)) for leaf in program.leaves]
         first = [both.get(i, (z, z))[0].astype(program.leaves[i].dtype) for i, z in enumerate(zero)]
@@ -265,30 +273,31 @@ class _Pass:
         source times c_j².
         """
         value = self.program.leaves[leaf]
-        make = self._maker(sums)
-        made, pull = jax.vjp(lambda x: make({leaf: x}), value)
-        slopes = jax.jvp(lambda x: make({leaf: x}), (value,), (jnp.ones_like(value),))[1]
+        make = lambda x: self.program.remake({leaf: x}, self.made, sums)
+        made, pull = jax.vjp(make, value)
+        slopes = jax.jvp(make, (value,), (jnp.ones_like(value),))[1]
         cast = lambda place, x: x.astype(made[place].dtype)
         (first,) = pull({place: cast(place, pair[0]) for place, pair in sums.items()})
         (squares,) = pull({place: cast(place, pair[1]) * slopes[place] for place, pair in sums.items()})
         return first, squares.astype(ops.wide(value))
 
-    def _maker(self, places: Iterable[int]) -> Callable[[dict[int, Array]], dict[int, Array]]:
-        """Sources as a function of some leaves, the others being as they are."""
-        wanted = list(places)
+    def _rescaled_sums(self, leaf: int, weights: Float[Array, " B"]) -> tuple[Array, Array]:
+        """The sums for a leaf whose gradient for each example is a sum of few outer products."""
+        value, outer = self.program.leaves[leaf], {}
+        for place in self.program.reach[leaf]:
+            sites, dtype = self.sources[place].sites, ops.wide(self.made[place])
+            outer[place] = [
+                pair for site in sites for pair in site.outer(self.operands[site.path], self.slopes[site.path], dtype)
+            ]
+        result = self.program.pull_back(leaf, value, self.made, outer)
+        return separable.totals(result, jnp.repeat(weights, self.count).astype(ops.wide(value)), value)
 
-        def make(leaves: dict[int, Array]) -> dict[int, Array]:
-            made = self.made | self.program.make(leaves, self.made, wanted)
-            return {place: made[place] for place in wanted}
-
-        return make
-
-    def _rescaled_sums(
+    def _mixed_sums(
         self, leaves: list[int], places: list[int], weights: Float[Array, " B"]
     ) -> dict[int, tuple[Array, Array]]:
         """The sums for leaves that are mixed in sources: every example's gradient of these is pulled back to them."""
         sites = {place: self.sources[place].sites for place in places}
-        make = self._maker(places)
+        make = lambda leaves: self.program.remake(leaves, self.made, places)
 
         def sums_of(chunk: dict[int, Any]) -> dict[int, tuple[Array, Array]]:
             made, pull = jax.vjp(make, {leaf: self.program.leaves[leaf] for leaf in leaves})

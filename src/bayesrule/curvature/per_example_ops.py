@@ -397,6 +397,20 @@ class Site(NamedTuple):
         own, positions, inputs, outputs = self.operation.sizes
         return own * separate, positions * repeated, inputs, outputs
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether the weight is a matrix, or its transpose, as it is stored."""
+        stored = len(self.layout.shape) == 2 and self.layout.order is not None
+        return stored and not isinstance(self.operation, Lookup) and self.sizes[0] == 1
+
+    def outer(self, operands: Sequence[Array], slopes: Array, dtype: Any) -> list[tuple[Array, Array]]:
+        """Where `is_matrix`: for each position the pair (B·R, …) whose outer product is the weight's gradient."""
+        a, d = (x[:, 0] for x in self.rows(operands, slopes, dtype))
+        a = jnp.broadcast_to(a[:, :, None], (*d.shape[:3], a.shape[-1]))
+        flat = lambda x, t: x[:, t].reshape((-1, x.shape[-1]))
+        pairs = [(flat(a, t), flat(d, t)) for t in range(d.shape[1])]
+        return pairs if self.layout.order == (0, 1) else [(d, a) for a, d in pairs]
+
     def rows(self, operands: Sequence[Array], slopes: Array, dtype: Any) -> tuple[Array, Array]:
         """The a's (B, K, T, I) and the d's (B, K, T, R, O); for a lookup the rows' numbers and the d's, without K."""
         lengths = [length for length, _ in self.loops]

@@ -19,6 +19,7 @@ from jax.extend.core import Literal
 from jaxtyping import Array, PyTree
 
 from . import per_example_ops as ops
+from . import per_example_separable as separable
 
 _CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr", "closed_call": "call_jaxpr"}
 _REARRANGING = ("broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "convert_element_type")
@@ -310,8 +311,39 @@ class Program:
         if "examples" in kinds:
             return "examples"
         if not _are_separate(list(reached.values())):
-            return "rescaled"
+            return "rescaled" if self._is_separable(leaf) else "mixed"
         return kinds.pop() if len(kinds) == 1 else "several"
+
+    def _is_separable(self, leaf: int) -> bool:
+        """Whether the leaf's gradient for each example is a sum of few outer products; nothing is computed."""
+        outer = {}
+        for place in self.reach[leaf]:
+            sites = self.sources[place].sites
+            if not sites or not all(site.is_matrix for site in sites) or sum(site.sizes[1] for site in sites) > ops.FEW:
+                return False
+            pair = tuple(jax.ShapeDtypeStruct((1, n), sites[0].slope.dtype) for n in sites[0].layout.shape)
+            outer[place] = [pair] * sum(site.sizes[1] for site in sites)
+
+        def attempt(leaves: list[Array], outer: Any) -> Any:
+            made = self.make(dict(enumerate(leaves)), {})
+            return self.pull_back(leaf, leaves[leaf], made, outer)
+
+        try:
+            jax.eval_shape(attempt, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.leaves], outer)
+        except separable.NotSeparable:
+            return False
+        return True
+
+    def pull_back(self, leaf: int, value: Array, made: dict[int, Any], outer: dict[int, Any]) -> Any:
+        """Sums of outer products, the gradients of a leaf's sources, pulled back to the leaf."""
+        like, pull = jax.vjp(lambda x: self.remake({leaf: x}, made, self.reach[leaf]), value)
+        return separable.pull_back(pull, like, outer)
+
+    def remake(self, leaves: dict[int, Array], made: dict[int, Any], places: Iterable[int]) -> dict[int, Array]:
+        """Some sources as a function of some leaves, the others being as they are."""
+        places = list(places)
+        values = made | self.make(leaves, made, places)
+        return {place: values[place] for place in places}
 
     @property
     def whole(self) -> list[int]:
