@@ -350,8 +350,8 @@ def wide(leaf: Array) -> Any:
 def totals(rows: Float[Array, "B R *P"], weights: Float[Array, " B"]) -> tuple[Array, Array]:
     """Σ_rb w_b g_br and Σ_rb w_b g_br², from the gradient g_br of every example and column."""
     rows = rows.astype(weights.dtype)
-    first = jnp.tensordot(weights, jnp.sum(rows, axis=1), axes=1)
-    return first, jnp.tensordot(weights, jnp.sum(rows**2, axis=1), axes=1)
+    weighted = weights.reshape((-1,) + (1,) * (rows.ndim - 1)) * rows
+    return jnp.sum(weighted, axis=(0, 1)), jnp.sum(weighted * rows, axis=(0, 1))
 
 
 def in_chunks(function: Callable[[Any], Sums], examples: Any, entries: int) -> Sums:
@@ -519,16 +519,24 @@ def _of_rows(
     site: Site, operands: Sequence[Array], slopes: Array, weights: Array
 ) -> tuple[Float[Array, "K I O"], Float[Array, "K I O"]]:
     """Aᵀ(w∘D) and (A²)ᵀ(w∘D²) for T = 1."""
-    a, d = (x[:, :, 0] for x in site.rows(operands, slopes, weights.dtype))
-    weighted = weights[:, None, None, None] * d
+    a, d = site.rows(operands, slopes, weights.dtype)
+    weighted = weights[:, None, None, None, None] * d
 
     def product(a: Array, d: Array) -> Array:
         if site.layout.flipped:
             # In the order in which the leaf lies in memory: transposing P entries would cost as much as the product.
-            return jnp.swapaxes(jnp.einsum("bko,bki->koi", d, a), 1, 2)
-        return jnp.einsum("bki,bko->kio", a, d)
+            return jnp.swapaxes(_product(d, a), 1, 2)
+        return _product(a, d)
 
-    return product(a, jnp.sum(weighted, axis=2)), product(a**2, jnp.sum(weighted * d, axis=2))
+    return product(a, jnp.sum(weighted, axis=3)), product(a**2, jnp.sum(weighted * d, axis=3))
+
+
+def _product(a: Float[Array, "B K T I"], d: Float[Array, "B K T O"]) -> Float[Array, "K I O"]:
+    if a.shape[1] == 1:
+        # With an axis of separate matrices, XLA would transpose the operands first.
+        a, d = (x.reshape((-1, x.shape[-1])) for x in (a, d))
+        return jnp.einsum("ni,no->io", a, d)[None]
+    return jnp.einsum("bkti,bkto->kio", a, d)
 
 
 def _of_pairs(sites: Sequence[Site], parts: Parts) -> tuple[Float[Array, "K I O"], Float[Array, "K I O"]]:
@@ -550,11 +558,10 @@ def _of_pairs(sites: Sequence[Site], parts: Parts) -> tuple[Float[Array, "K I O"
     a, d = jnp.concatenate(left, axis=2), jnp.concatenate(right, axis=2)
     weighted = weights[:, None, None, None, None] * d
     s, t = np.triu_indices(a.shape[2])
-    twice = np.where(s == t, 1, 2).astype(d.dtype)[:, None]
-    squares = jnp.einsum(
-        "bkpi,bkpo->kio", a[:, :, s] * a[:, :, t], twice * jnp.sum(weighted[:, :, s] * d[:, :, t], axis=3)
-    )
-    return jnp.einsum("bkti,bkto->kio", a, jnp.sum(weighted, axis=3)), jnp.maximum(squares, 0)
+    twice = jnp.where(s == t, 1, 2).astype(d.dtype)[:, None]
+    pairs = twice * jnp.sum(weighted[:, :, s] * d[:, :, t], axis=3)
+    squares = _product(a[:, :, s] * a[:, :, t], pairs)
+    return _product(a, jnp.sum(weighted, axis=3)), jnp.maximum(squares, 0)
 
 
 def _in_matrices(sites: Sequence[Site], parts: Parts) -> Float[Array, "B K I R O"]:
