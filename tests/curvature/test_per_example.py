@@ -633,6 +633,31 @@ def test_half_precision_inside_gives_single_precision_sums(outer):
     agree(moments.squares, squares, 0.05)
 
 
+def half_precision_cases():
+    half = lambda x: x.astype(jnp.bfloat16)
+    normalized = lambda v: v / jnp.sqrt(jnp.sum(v**2, axis=0))
+    layers = lambda w, x: jax.lax.scan(lambda h, v: (jnp.tanh(v @ h), None), half(x), half(w))[0]
+    return {
+        "normalised in half precision": ((5, 3), lambda w, x: half(x) @ normalized(half(w)), "mixed"),
+        "normalised in single precision": ((5, 3), lambda w, x: half(x) @ half(normalized(w)), "rescaled"),
+        "scaled": ((5, 3), lambda w, x: half(x) @ (1.5 * half(w)), "mixed"),
+        "tied": ((4, 5), lambda w, x: half(w).T @ jnp.tanh(half(w) @ half(x)), "shared"),
+        "looked up": ((5, 3), lambda w, x: half(w)[jnp.abs(10 * x).astype(int) % 5], "lookup"),
+        "layers": ((3, 5, 5), layers, "product"),
+    }
+
+
+@pytest.mark.parametrize("case", half_precision_cases())
+def test_half_precision_inside_every_way(case):
+    shape, apply, way = half_precision_cases()[case]
+    loss = lambda w, x: jnp.sum(jnp.tanh(apply(w, x)).astype(jnp.float32) ** 2)
+    theta, x = draw(*shape).astype(jnp.float32), draw(BATCH, 5).astype(jnp.float32)
+    moments = jax.jit(partial(second_moments, loss))(theta, x, jnp.ones(BATCH, jnp.float32))
+    assert moments.squares.dtype == jnp.float32
+    assert list(moments.ways.values()) == [way]
+    agree(moments.squares, naive(loss, theta, x, jnp.ones(BATCH, jnp.float32))[2], 0.03)
+
+
 def test_the_function_is_traced_once():
     traces = []
 

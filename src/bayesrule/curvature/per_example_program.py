@@ -316,20 +316,19 @@ class Program:
 
     def _is_separable(self, leaf: int) -> bool:
         """Whether the leaf's gradient for each example is a sum of few outer products; nothing is computed."""
-        outer = {}
-        for place in self.reach[leaf]:
-            sites = self.sources[place].sites
-            if not sites or not all(site.is_matrix for site in sites) or sum(site.sizes[1] for site in sites) > ops.FEW:
-                return False
-            pair = tuple(jax.ShapeDtypeStruct((1, n), sites[0].slope.dtype) for n in sites[0].layout.shape)
-            outer[place] = [pair] * sum(site.sizes[1] for site in sites)
+        sites = {place: self.sources[place].sites for place in self.reach[leaf]}
+        count = {place: sum(site.sizes[1] for site in own) for place, own in sites.items()}
+        if not all(own and all(site.is_matrix for site in own) and count[at] <= ops.FEW for at, own in sites.items()):
+            return False
 
-        def attempt(leaves: list[Array], outer: Any) -> Any:
+        def attempt(leaves: list[Array]) -> Any:
             made = self.make(dict(enumerate(leaves)), {})
+            pair = lambda x: tuple(jnp.zeros((1, n), ops.wide(x)) for n in x.shape)
+            outer = {place: [pair(made[place])] * count[place] for place in sites}
             return self.pull_back(leaf, leaves[leaf], made, outer)
 
         try:
-            jax.eval_shape(attempt, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.leaves], outer)
+            jax.eval_shape(attempt, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.leaves])
         except separable.NotSeparable:
             return False
         return True

@@ -104,12 +104,21 @@ def _interpret(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list
             results = _interpret(getattr(inner, "jaxpr", inner), getattr(inner, "consts", ()), arguments)
         elif not any(isinstance(x, tuple) for x in arguments):
             results = _bind(equation, arguments)
+        elif len(_floating_types(equation, arguments)) > 1:
+            raise NotSeparable("convert_element_type")  # half precision inside, where the sums are in single
         elif any(map(_is_terms, arguments)):
             results = [_of_terms(equation, arguments)]
         else:
             results = [_of_rows(equation, arguments)]
         values.update(zip(equation.outvars, results, strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+def _floating_types(equation: Any, arguments: Sequence[Any]) -> set[Any]:
+    """The floating-point types of an equation, and of the terms and rows among its inputs."""
+    types = {v.aval.dtype for v in (*equation.invars, *equation.outvars)}
+    types |= {leaf.dtype for x in arguments if isinstance(x, tuple) for leaf in jax.tree.leaves(x)}
+    return {dtype for dtype in types if jnp.issubdtype(dtype, jnp.inexact)}
 
 
 def _bind(equation: Any, arguments: Sequence[Any]) -> list[Any]:
@@ -141,7 +150,7 @@ def _of_terms(equation: Any, arguments: Sequence[Any]) -> Any:
         return _Rows(sum(parts[1:], start=parts[0]))
     if name == "transpose" and tuple(params["permutation"]) == (1, 0):
         return tuple(term.transposed() for term in terms)
-    if name in ("convert_element_type", "copy") and equation.outvars[0].aval.dtype == terms[0].d.dtype:
+    if name in ("convert_element_type", "copy"):
         return terms
     if name == "dot_general":
         return _multiplied(params["dimension_numbers"], terms, side, arguments[1 - side])
