@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from bayesrule.curvature import per_example_ops
-from bayesrule.curvature.per_example import kronecker_factors, pulled_squares, second_moments, ways
+from bayesrule.curvature.per_example import COSTS, kronecker_factors, pulled_squares, second_moments, ways
 
 # Optional: the dev extra installs it.
 nn = pytest.importorskip("flax.linen")
@@ -145,7 +145,90 @@ def softplus(x):
     return jnp.logaddexp(x, 0.0)
 
 
+@jax.custom_jvp
+def mixed(x):
+    return x
+
+
+mixed.defjvp(lambda p, t: (p[0], t[0] + jnp.mean(t[0])))
 softplus.defjvp(lambda p, t: (softplus(p[0]), jax.nn.sigmoid(p[0]) * t[0]))
+
+
+def tokens(length):
+    """Numbers from 0 to 5, with repetitions, at which rows are looked up."""
+    return jnp.asarray(np.random.default_rng(length).integers(0, 6, (BATCH, length)))
+
+
+def used_five_times(w, x):
+    for _ in range(5):
+        x = jnp.tanh(w @ x)
+    return x
+
+
+def lookup_in_loop(w, i):
+    step = lambda h, j: (jnp.tanh(h + w[j]), h * w[j])
+    return jax.lax.scan(step, jnp.ones(4), i)[1]
+
+
+@jax.custom_vjp
+def custom_product(w, x):
+    return x @ w
+
+
+custom_product.defvjp(lambda w, x: (x @ w, (w, x)), lambda r, d: (2.0 * jnp.outer(r[1], d), r[0] @ d))
+
+
+def branches(w, x):
+    return jax.lax.cond(x[0] > 0, lambda w: jnp.tanh(x @ w), lambda w: jnp.sin(x[::-1] @ w) * jnp.sum(w), w)
+
+
+def layers(loss, shape=(4,)):
+    """Three layers of four units, stacked; the same weights in every iteration that is over time."""
+    theta = {"b": draw(3, 4), "w": draw(3, 4, 4)}
+    return lambda t, x: jnp.sum(jnp.cos(jnp.arange(4.0)) * loss(t["w"], t["b"], x)), theta, draw(BATCH, *shape)
+
+
+def layer(h, wb):
+    return jnp.tanh(h @ wb[0] + wb[1])
+
+
+def scan_over_layers(w, b, x, reverse=False, each=lambda f: f):
+    return jax.lax.scan(lambda h, wb: (each(layer)(h, wb), None), x, (w, b), reverse=reverse)[0]
+
+
+def layers_over_time(w, b, x):
+    """A loop over layers in one over time; the weights come in another order of axes."""
+    through = lambda h, wb: (jnp.tanh(wb[0].T @ h + wb[1]), None)
+    step = lambda h, _: jax.lax.scan(through, h, (jnp.swapaxes(w, 1, 2), b))
+    return jax.lax.scan(lambda h, e: (step(h + e, None)[0], None), jnp.zeros(4), x.T)[0]
+
+
+def layers_one_by_one(w, b, x):
+    for i in range(3):
+        x = layer(x, (w[i], b[i]))
+    return x
+
+
+def layers_split(w, b, x):
+    for one, bias in zip(jnp.split(w, 3), jnp.split(b, 3), strict=True):
+        x = layer(x, (one[0], bias[0]))
+    return x
+
+
+def layers_by_index(w, b, x):
+    return jax.lax.fori_loop(0, 3, lambda i, h: layer(h, (w[i], b[i])), x)
+
+
+def weights_carried(w, b, x):
+    step = lambda carry, bias: ((layer(carry[0], (carry[1][0], bias)), carry[1]), None)
+    h = jax.lax.scan(step, (x, w[:1]), b)[0][0]
+    return h + 0.5 * (h @ w[1]) + jnp.sum(b * h)
+
+
+def weights_changed(w, b, x):
+    step = lambda carry, bias: ((layer(carry[0], (carry[1], bias)), 0.5 * carry[1]), None)
+    return jax.lax.scan(step, (x, w[0]), b)[0][0]
+
 
 DENSE, CONV, EACH = "product", "convolution", "examples"
 CASES = {
@@ -183,7 +266,11 @@ CASES = {
     ),
     "groups": (
         lambda: convolution(NHWC, (3, 3, 1, 4), window_strides=(1, 1), padding="SAME", feature_group_count=2),
-        ["bias", EACH],
+        ["bias", CONV],
+    ),
+    "a group for each channel": (
+        lambda: convolution(NCHW, (4, 1, 3, 2), window_strides=(2, 1), padding="SAME", feature_group_count=2),
+        ["bias", CONV],
     ),
     "linen MLP": (lambda: linen(Perceptron(), 5), ["bias", DENSE, "bias", DENSE, "bias", "scale"]),
     "linen CNN": (lambda: linen(Convolutional(), 12, 12, 2), ["bias", CONV, "bias", CONV, "bias", DENSE]),
@@ -194,24 +281,137 @@ CASES = {
         lambda: (layer_norm, {"w": draw(5, 4), "gain": draw(4), "bias": draw(4)}, draw(BATCH, 5)),
         ["bias", "scale", DENSE],
     ),
-    "tied": (lambda: one_weight((5, 5), lambda w, x: w.T @ jnp.tanh(w @ x)), [EACH]),
+    "tied": (lambda: one_weight((5, 5), lambda w, x: w.T @ jnp.tanh(w @ x)), ["shared"]),
+    "used twice": (lambda: one_weight((5, 5), lambda w, x: w @ jnp.tanh(w @ x)), ["shared"]),
+    "used five times": (lambda: one_weight((5, 5), used_five_times), ["shared"]),
+    "product and convolution": (
+        lambda: one_weight((3, 4), lambda w, x: jnp.convolve(jnp.tanh(w @ x[:4]), w.reshape(-1)[:12])),
+        [EACH],
+    ),
     "weight decay inside": (lambda: one_weight((5, 3), lambda w, x: jnp.append(x @ w, jnp.sum(w**2))), [EACH]),
     "scan": (
         lambda: (recurrent, {"w": draw(4, 4), "u": draw(4, 3), "v": draw(2, 4)}, draw(BATCH, 6, 3)),
-        [EACH, DENSE, EACH],
+        [DENSE, DENSE, DENSE],
     ),
-    "lookup": (lambda: one_weight((6, 4), lambda w, i: w[i], jnp.arange(BATCH) % 4), [EACH]),
+    "scan over layers": (lambda: layers(scan_over_layers), ["bias", DENSE]),
+    "layers in reverse, checkpointed": (
+        lambda: layers(partial(scan_over_layers, reverse=True, each=jax.checkpoint)),
+        ["bias", DENSE],
+    ),
+    "layers over time": (lambda: layers(layers_over_time, (4, 3)), ["bias", DENSE]),
+    "layers one by one": (lambda: layers(layers_one_by_one), ["bias", DENSE]),
+    "layers split": (lambda: layers(layers_split), ["bias", DENSE]),
+    "layers by a loop's index": (lambda: layers(layers_by_index), [EACH, EACH]),
+    "weights carried along": (lambda: layers(weights_carried), [EACH, DENSE]),
+    "weights that a loop changes": (lambda: layers(weights_changed), ["bias", EACH]),
+    "lookup": (lambda: one_weight((6, 4), lambda w, i: w[i], jnp.arange(BATCH) % 4), ["lookup"]),
+    "lookup of a sequence": (lambda: one_weight((6, 4), lambda w, i: w[i], tokens(5)), ["lookup"]),
+    "lookup of a long sequence": (lambda: one_weight((6, 4), lambda w, i: w[i], tokens(150)), ["lookup"]),
+    "lookup outside the table": (
+        lambda: one_weight((6, 4), lambda w, i: jnp.nan_to_num(jnp.take(w, i, axis=0)), 2 * tokens(5)),
+        ["lookup"],
+    ),
+    "lookup, clipped": (
+        lambda: one_weight((6, 4), lambda w, i: jnp.take(w, i, axis=0, mode="clip"), 2 * tokens(5)),
+        ["lookup"],
+    ),
+    "lookup of columns": (lambda: one_weight((4, 6), lambda w, i: jnp.take(w, i, axis=1), tokens(5)), ["lookup"]),
+    "lookup of pairs": (lambda: one_weight((6, 6, 2), lambda w, i: w[i, i[::-1]], tokens(5)), ["lookup"]),
+    "lookup of a column of each row": (
+        lambda: one_weight((5, 6), lambda w, i: jnp.take_along_axis(w, i[:, None], axis=1), tokens(5)),
+        [EACH],
+    ),
+    "lookup of slices": (
+        lambda: one_weight((9, 4), lambda w, i: jax.lax.dynamic_slice(w, (i[0], 0), (3, 4)), tokens(5)),
+        [EACH],
+    ),
+    "lookup, mapped": (lambda: one_weight((6, 4), lambda w, i: jax.vmap(lambda j: w[j])(i), tokens(5)), ["lookup"]),
+    "lookup in a loop": (lambda: one_weight((6, 4), lookup_in_loop, tokens(5)), ["shared"]),
+    "tied to a lookup": (lambda: one_weight((6, 4), lambda w, i: jnp.tanh(w[i]) @ w.T, tokens(5)), ["shared"]),
+    "one-hot": (lambda: one_weight((6, 4), lambda w, i: jax.nn.one_hot(i, 6) @ w, tokens(5)), [DENSE]),
     "unused": (
         lambda: (lambda t, x: jnp.sum((x @ t["w"]) ** 2), {"w": draw(5, 2), "z": draw(3)}, draw(BATCH, 5)),
         [DENSE, "unused"],
     ),
     "scalar": (lambda: one_weight((), lambda w, x: w * x), ["scale"]),
-    "exponential": (lambda: one_weight((5,), lambda w, x: jnp.exp(w) * x), [EACH]),
-    "custom derivative": (lambda: one_weight((5,), lambda w, x: softplus(w) * x), [EACH]),
-    "constant operand": (lambda: one_weight((3, 5), lambda w, x: (w @ draw(5)) * x[:3]), [EACH]),
+    "exponential": (lambda: one_weight((5,), lambda w, x: jnp.exp(w) * x), ["scale"]),
+    "custom derivative": (lambda: one_weight((5,), lambda w, x: softplus(w) * x), ["scale"]),
+    "custom derivative that mixes entries": (lambda: one_weight((5,), lambda w, x: mixed(w) * x), ["mixed"]),
+    "custom derivative of a product": (lambda: one_weight((5, 3), custom_product), [EACH]),
+    "branches": (lambda: one_weight((5, 3), branches), [EACH]),
+    "either weight": (
+        lambda: one_weight((2, 5, 3), lambda w, x: jnp.where(x[0] > 0, w[0], w[1]).T @ x),
+        [EACH],
+    ),
+    "scaled": (lambda: one_weight((5, 3), lambda w, x: x @ (w.T * (1.5 + jnp.arange(3.0))[:, None]).T), [DENSE]),
+    "function of each weight": (lambda: one_weight((5, 3), lambda w, x: x @ (w * jax.nn.sigmoid(w))), [DENSE]),
+    "masked": (lambda: one_weight((5, 3), lambda w, x: x @ jnp.where(jnp.abs(w) > 0.5, w, 0.0)), [DENSE]),
+    "weight and bias in one": (lambda: one_weight((6, 3), lambda w, x: x @ w[:-1] + w[-1]), ["several"]),
+    "overlapping parts": (lambda: one_weight((6, 3), lambda w, x: x @ w[:-1] + x @ w[1:]), ["mixed"]),
+    "joined": (
+        lambda: (
+            lambda t, x: jnp.sum(jnp.tanh(x @ jnp.concatenate(t, axis=1)) ** 2),
+            [draw(5, 3), draw(5, 2)],
+            draw(BATCH, 5),
+        ),
+        [DENSE, DENSE],
+    ),
+    "weight normalisation": (
+        lambda: (
+            lambda t, x: jnp.sum(jnp.tanh(x @ (t["g"] * t["v"] / jnp.linalg.norm(t["v"], axis=0)) + t["b"])),
+            {"b": draw(3), "g": draw(3), "v": draw(5, 3)},
+            draw(BATCH, 5),
+        ),
+        ["bias", "rescaled", "rescaled"],
+    ),
+    "normalised rows": (
+        lambda: one_weight((3, 5), lambda w, x: (w / jnp.linalg.norm(w, axis=1, keepdims=True)) @ x),
+        ["rescaled"],
+    ),
+    "norm of all": (lambda: one_weight((3, 5), lambda w, x: (w / jnp.sqrt(jnp.sum(w**2))) @ x), ["rescaled"]),
+    "standardised": (
+        lambda: one_weight((5, 3), lambda w, x: x @ ((w - w.mean(0)) / jnp.sqrt(w.var(0) + 0.1))),
+        ["rescaled"],
+    ),
+    "normalised and used twice": (
+        lambda: one_weight((5, 5), lambda w, x: (lambda v: v.T @ jnp.tanh(v @ x))(w / jnp.linalg.norm(w, axis=0))),
+        ["rescaled"],
+    ),
+    "normalised over time": (
+        lambda: one_weight((5, 3), lambda w, x: x @ (w / jnp.linalg.norm(w, axis=0)), draw(BATCH, 6, 5)),
+        ["mixed"],
+    ),
+    "normalised kernel": (
+        lambda: one_weight(
+            (3, 2, 3, 2),
+            lambda w, x: jax.lax.conv(
+                x[None], w / jnp.sqrt(jnp.sum(w**2, axis=(1, 2, 3), keepdims=True)), (1, 1), "SAME"
+            ),
+            draw(BATCH, 2, 4, 3),
+        ),
+        ["mixed"],
+    ),
+    "product by its transpose": (lambda: one_weight((5, 2), lambda w, x: w @ w.T @ x + x @ (w @ w.T)), ["rescaled"]),
+    "low rank": (
+        lambda: (
+            lambda t, x: jnp.sum(jnp.tanh(x @ (t["w"] + 0.5 * (t["a"] @ t["b"]))) ** 2),
+            {"a": draw(5, 2), "b": draw(2, 3), "w": draw(5, 3)},
+            draw(BATCH, 5),
+        ),
+        ["rescaled", "rescaled", DENSE],
+    ),
+    "one source of leaves of two kinds": (
+        lambda: (
+            lambda t, x: jnp.sum(jnp.tanh((t[0] * t[1]) * x) ** 2) + jnp.sum(jnp.sin(t[0] + x) * jnp.exp(t[0] * x[0])),
+            [draw(5), draw(5, seed=1)],
+            draw(BATCH, 5),
+        ),
+        [EACH, "scale"],
+    ),
+    "constant operand": (lambda: one_weight((3, 5), lambda w, x: (w @ draw(5)) * x[:3]), ["mixed"]),
     "product of weights": (
         lambda: (lambda t, x: jnp.sum(jnp.tanh(t[0] @ t[1] @ x)), [draw(3, 4), draw(4, 5)], draw(BATCH, 5)),
-        [EACH, EACH],
+        ["rescaled", "rescaled"],
     ),
     "the leaf itself": (lambda: (lambda t, x: t, draw(), draw(BATCH, 2)), [EACH]),
 }
@@ -241,10 +441,41 @@ def test_moments_are_those_of_the_gradients(case, budgets):
         agree((moments.values, moments.gradient, moments.squares), expected)
         assert list(moments.ways.values()) == taken
         assert moments.ways == ways(function, theta, examples)
+        assert set(moments.ways.values()) <= set(COSTS)
+
+
+IN_SINGLE_PRECISION = ["tanh MLP", "groups", "tied", "used twice", "scan", "scan over layers", "lookup of a sequence"]
+IN_SINGLE_PRECISION += [
+    "lookup of a long sequence",
+    "tied to a lookup",
+    "scaled",
+    "weight normalisation",
+    "low rank",
+    "standardised",
+]
 
 
 @pytest.mark.as_users
-@pytest.mark.parametrize("case", ["tanh MLP", "linen CNN", "over time", "heads over time", "tied", "layer norm"])
+@pytest.mark.parametrize("case", IN_SINGLE_PRECISION)
+def test_single_precision_has_its_own_rounding_only(case, budgets):
+    function, theta, examples = CASES[case][0]()
+    single = lambda x: x.astype(jnp.float32) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    narrow, inputs = jax.tree.map(single, (theta, examples))
+    wide = jax.tree.map(lambda x: x.astype(float) if jnp.issubdtype(x.dtype, jnp.floating) else x, (narrow, inputs))
+    weights = jnp.abs(draw(BATCH)).astype(jnp.float32)
+    expected = naive(function, *wide, weights.astype(float))
+    for _ in budgets:
+        moments = jax.jit(partial(second_moments, function))(narrow, inputs, weights)
+        assert {leaf.dtype for leaf in jax.tree.leaves((moments.gradient, moments.squares))} == {jnp.dtype("float32")}
+        assert all(jnp.all(leaf >= 0) for leaf in jax.tree.leaves(moments.squares))
+        agree((moments.values, moments.gradient, moments.squares), expected, 2e-5)
+
+
+MAPPED = ["tanh MLP", "linen CNN", "over time", "heads over time", "tied", "layer norm", "scan over layers", "low rank"]
+
+
+@pytest.mark.as_users
+@pytest.mark.parametrize("case", [*MAPPED, "lookup of a sequence", "lookup of a long sequence", "scaled"])
 def test_samples_of_theta_can_be_mapped_over(case, budgets):
     function, theta, examples = CASES[case][0]()
     many = jax.tree.map(lambda t: t + 0.1 * draw(3, *t.shape), theta)
@@ -262,6 +493,17 @@ OUTPUTS = {
     "convolution": (lambda w, x: jax.lax.conv(x[None], w, (2, 1), "SAME"), (3, 2, 2, 3), (2, 6, 5)),
     "bias": (lambda w, x: jnp.tanh(x + w), (5,), (4, 5)),
     "tied": (lambda w, x: w.T @ jnp.tanh(w @ x), (4, 4), (4,)),
+    "used twice": (lambda w, x: w @ jnp.tanh(w @ x), (4, 4), (4,)),
+    "lookup": (lambda w, x: jnp.tanh(w[jnp.abs(10 * x).astype(int) % 3]), (3, 4), (5,)),
+    "recurrent": (lambda w, x: jax.lax.scan(lambda h, e: (jnp.tanh(w @ h + e), h), jnp.ones(4), x)[1], (4, 4), (3, 4)),
+    "layers": (lambda w, x: jax.lax.scan(lambda h, v: (jnp.tanh(v @ h), None), x, w)[0], (3, 4, 4), (4,)),
+    "groups": (
+        lambda w, x: jax.lax.conv_general_dilated(x[None], w, (1,), "SAME", feature_group_count=2),
+        (4, 1, 3),
+        (2, 5),
+    ),
+    "scaled": (lambda w, x: jnp.tanh((w * jnp.arange(1.0, 4.0)[:, None]) @ x), (3, 5), (5,)),
+    "normalised": (lambda w, x: jnp.tanh((w / jnp.sum(w**2)) @ x), (3, 5), (5,)),
 }
 
 
@@ -389,6 +631,31 @@ def test_half_precision_inside_gives_single_precision_sums(outer):
     exact = jax.tree.map(lambda t: t.astype(float), theta)
     _, _, squares = naive(partial(loss, inner=float), exact, examples.astype(float), weights)
     agree(moments.squares, squares, 0.05)
+
+
+def half_precision_cases():
+    half = lambda x: x.astype(jnp.bfloat16)
+    normalized = lambda v: v / jnp.sqrt(jnp.sum(v**2, axis=0))
+    layers = lambda w, x: jax.lax.scan(lambda h, v: (jnp.tanh(v @ h), None), half(x), half(w))[0]
+    return {
+        "normalised in half precision": ((5, 3), lambda w, x: half(x) @ normalized(half(w)), "mixed"),
+        "normalised in single precision": ((5, 3), lambda w, x: half(x) @ half(normalized(w)), "rescaled"),
+        "scaled": ((5, 3), lambda w, x: half(x) @ (1.5 * half(w)), "mixed"),
+        "tied": ((4, 5), lambda w, x: half(w).T @ jnp.tanh(half(w) @ half(x)), "shared"),
+        "looked up": ((5, 3), lambda w, x: half(w)[jnp.abs(10 * x).astype(int) % 5], "lookup"),
+        "layers": ((3, 5, 5), layers, "product"),
+    }
+
+
+@pytest.mark.parametrize("case", half_precision_cases())
+def test_half_precision_inside_every_way(case):
+    shape, apply, way = half_precision_cases()[case]
+    loss = lambda w, x: jnp.sum(jnp.tanh(apply(w, x)).astype(jnp.float32) ** 2)
+    theta, x = draw(*shape).astype(jnp.float32), draw(BATCH, 5).astype(jnp.float32)
+    moments = jax.jit(partial(second_moments, loss))(theta, x, jnp.ones(BATCH, jnp.float32))
+    assert moments.squares.dtype == jnp.float32
+    assert list(moments.ways.values()) == [way]
+    agree(moments.squares, naive(loss, theta, x, jnp.ones(BATCH, jnp.float32))[2], 0.03)
 
 
 def test_the_function_is_traced_once():

@@ -27,15 +27,17 @@ from .base import Pointwise
 from .gradient import value_and_gradient
 from .linear_outputs import OutputPoints, broadcast_rows
 from .measurement import Measurement
-from .per_example import Kronecker, kronecker_factors, pulled_squares, second_moments, ways
+from .per_example import COSTS, Kronecker, kronecker_factors, pulled_squares, second_moments, ways
 
 
 class GaussNewton(Pointwise[HasStructure]):
     """Per-example squared gradients, N/M Σᵢ ∇ℓᵢ∇ℓᵢᵀ (`eq:OGN_approx`).
 
-    For a diagonal (and for Kronecker factors) the gradients of single examples are never formed where a parameter
-    enters through a matrix product or a convolution; `ways` says how each parameter's squares are computed.
+    For a diagonal (and for Kronecker factors) the gradients of all examples are never held at once. `ways` says how
+    each parameter's squares are computed, and `costs` what each way costs beside the plain gradient.
     """
+
+    costs: ClassVar[dict[str, str]] = COSTS
 
     serves: ClassVar[frozenset[str]] = frozenset({"diagonal", "full", "factored", "kronecker"})
     nonnegative: ClassVar[bool] = True
@@ -46,8 +48,15 @@ class GaussNewton(Pointwise[HasStructure]):
     def ways(objective: AbstractObjective, params: PyTree, batch: PyTree) -> dict[str, str]:
         """How each parameter's squares are computed, by its path in the parameters.
 
-        "product", "convolution", "bias" and "scale" take little more than the gradient. "examples" is slower: the
-        parameter's gradient is formed for every example, a few examples at a time.
+        "product", "convolution", "lookup", "bias", "scale", "shared" and "rescaled" cost little more than the gradient.
+        "mixed" and "examples" are slow for large parameters: a gradient is formed for every example, a few examples at
+        a time. `costs` has the details.
+
+        >>> import bayesrule as blr, jax.numpy as jnp
+        >>> objective = blr.Objective(lambda p, e: jnp.sum((p["table"][e] @ p["w"]) ** 2), size=100)
+        >>> params, batch = {"table": jnp.ones((9, 2)), "w": jnp.ones((2, 3))}, jnp.array([0, 7, 7])
+        >>> blr.GaussNewton.ways(objective, params, batch)
+        {"['table']": 'lookup', "['w']": 'product'}
         """
         objective = objective.separable("GaussNewton")
         return ways(objective.example_loss, params, objective.examples(batch)[0])

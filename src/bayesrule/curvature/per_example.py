@@ -1,30 +1,53 @@
 """Sums over the examples of their own gradients, squared or factored, for little more than the sum's gradient.
 
 The loss of one example is traced to a list of equations, and the equations in which each leaf of θ enters are
-looked up. A leaf that enters in one matrix product or convolution needs only that operation's other operand and the
-slopes of its output, from the one backward pass that the gradient takes too: never the B×P numbers of every
-example's gradient. A bias or a scale has no more entries than an activation, so its gradient for each example is
-taken as it is. Any other leaf (shared, in a loop, looked up by index, inside an exponential, …) has its gradient
-made for each example too, a few examples at a time if it is large.
+looked up (`per_example_program.py`). A leaf that enters matrix products, convolutions or lookups needs only these
+operations' other operands and the slopes of their outputs, from the one backward pass that the gradient takes too:
+never the B×P numbers of every example's gradient at once (`per_example_ops.py`). A bias or a scale has no more entries
+than an activation, so its gradient for each example is taken as it is. A leaf that is mixed with others before it meets
+the example has the gradients of what it is mixed into pulled back to it, a few examples at a time. Any other leaf (in a
+branch, under a custom derivative, changed by a loop, …) is differentiated for each example, a few at a time if large.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
 from jaxtyping import Array, Float, PyTree
 
 from . import per_example_ops as ops
+from . import per_example_separable as separable
+from .per_example_program import Path, Program
 
 Columns = Callable[[Array, PyTree], Array]
-_CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "remat2": "jaxpr", "checkpoint": "jaxpr", "closed_call": "call_jaxpr"}
-_REARRANGING = ("broadcast_in_dim", "reshape", "transpose", "squeeze", "expand_dims", "copy", "convert_element_type")
+
+COSTS = {
+    "product": "One more matrix product of the gradient's size. Over more than four positions (sequences, loops) each "
+    "example's gradient is formed, a few examples at a time in about 2 MB: the multiplications of the gradient, and "
+    "B×P numbers squared.",
+    "convolution": "As a product over as many positions as the output has, with the kernel's windows copied for a few "
+    "examples at a time.",
+    "lookup": "One more scatter of the looked-up rows; those that one example looked up several times are added first.",
+    "bias": "Nothing: its gradient for every example is an activation's, summed over positions.",
+    "scale": "Nothing: its gradient for every example is an activation's, summed over positions.",
+    "shared": "Used n times at one position each, n(n+1)/2 more matrix products for n up to 4; else each example's "
+    "gradient is formed, a few examples at a time: B×P numbers added and squared. Lookups alone cost what one does.",
+    "several": "The sum of what its parts cost, each of which is used in a way of its own.",
+    "rescaled": "k(k+1)/2 more matrix products, where each example's gradient is a sum of k outer products: k is 2 for "
+    "weight normalisation and 1 for a product of two leaves. The weight is that of a dense layer at one position.",
+    "mixed": "B×P numbers formed, pulled back and squared, a few examples at a time in about 2 MB or, if one gradient "
+    "is larger, one by one: tens of times a dense layer's plain gradient, without another pass.",
+    "examples": "B×P numbers formed by differentiating each example: in the same pass up to two million of them, "
+    "otherwise in a second forward and backward pass over a few examples at a time. Ten to some hundred times the "
+    "plain gradient for large leaves.",
+    "unused": "Nothing.",
+}
+"""What the squares of a leaf cost beside the plain gradient, for each of the `ways`; B examples, P entries."""
 
 
 class Moments(eqx.Module):
@@ -37,7 +60,7 @@ class Moments(eqx.Module):
 
     @property
     def ways(self) -> dict[str, str]:
-        """From a leaf's path to "product", "convolution", "bias", "scale" or "examples", as `ways` says."""
+        """How each leaf enters, by its path, as `ways` says."""
         return dict(self.way_of_leaf)
 
 
@@ -79,13 +102,13 @@ def second_moments(
     >>> moments.gradient.tolist(), moments.squares.tolist(), moments.ways
     ([21.0, 30.0], [333.0, 612.0], {'': 'product'})
     """
-    program = _Program(function, theta, examples)
+    program = Program(function, theta, examples)
     if program.output.shape != ():
         raise ValueError(
             f"The loss of one example has the shape {program.output.shape}, and squares of gradients are defined for a "
             "number: sum its entries, or use pulled_squares for an output that is an array."
         )
-    backward = _Pass(program, examples, _one, ops.LIMIT)
+    backward = _Pass(program, examples, _one, ops.LIMIT, program.whole)
     gradient, squares = backward.sums(weights)
     return Moments(backward.outputs, gradient, squares, tuple(program.ways.items()))
 
@@ -103,7 +126,8 @@ def pulled_squares(
     >>> squares.tolist()
     [[3.0, 3.0], [3.0, 3.0]]
     """
-    backward = _Pass(_Program(function, theta, examples), examples, columns, ops.LIMIT)
+    program = Program(function, theta, examples)
+    backward = _Pass(program, examples, columns, ops.LIMIT, program.whole)
     return backward.outputs, backward.sums(jnp.ones(backward.outputs.shape[:1]))[1]
 
 
@@ -129,176 +153,23 @@ def kronecker_factors(
     With `columns` the function's output is an array, G sums over the columns as in `pulled_squares` (which makes
     the generalised Gauss–Newton matrix), and the gradient is that of the columns' sum.
     """
-    program = _Program(function, theta, examples)
-    program.check_factors()
-    backward = _Pass(program, examples, columns or _one, math.inf)
+    program = Program(function, theta, examples)
+    backward = _Pass(program, examples, columns or _one, math.inf, _check_factors(program))
     return Factors(backward.outputs, *backward.factors(weights))
 
 
 def ways(function: Callable[[PyTree, PyTree], Array], theta: PyTree, examples: PyTree) -> dict[str, str]:
-    """How each leaf enters, by its path; nothing is computed.
+    """How each leaf enters, by its path; nothing is computed. `COSTS` has what each way costs.
 
-    "product" and "convolution": once, as the weight of one such operation. "bias" and "scale": once, added to or
-    times something that depends on the example. "examples": in any other way, so that its gradient is made for
-    every example. "unused": not at all.
+    "product", "convolution" and "lookup": once, as the weight of one such operation. "bias" and "scale": once, added
+    to or times something that depends on the example. "shared": as the weight of several operations. A function of each
+    entry by itself (a factor, a mask, an exponential), a slice or a concatenation on the way there changes nothing, and
+    slices without a common entry count as leaves of their own; "several" if these are used in different ways.
+    "rescaled": a dense layer's weight is made from it by factors, sums and products, as in weight normalisation or a
+    product of two leaves. "mixed": another function of leaves alone comes before its use. "examples": in any other
+    way, so that it is differentiated for every example. "unused": not at all.
     """
-    return _Program(function, theta, examples).ways
-
-
-class _Constant(NamedTuple):
-    val: Any
-
-
-class _Step(NamedTuple):
-    """One equation; its inputs are places in the list of values, or constants with a `val`."""
-
-    equation: Any
-    inputs: tuple[Any, ...]
-    outputs: tuple[int, ...]
-
-
-class _Use(NamedTuple):
-    """Where a leaf enters: the step, which of its inputs, and the layout there, None if it was broadcast."""
-
-    step: int | None
-    side: int
-    layout: ops.Layout | None
-
-
-class _Program:
-    """One example's computation as a flat list of equations, and where each leaf of θ enters it."""
-
-    def __init__(self, function: Callable[[PyTree, PyTree], Array], theta: PyTree, examples: PyTree) -> None:
-        paths, self.treedef = jax.tree_util.tree_flatten_with_path(theta)
-        self.leaves = [jnp.asarray(leaf) for _, leaf in paths]
-        shapes, stack = jax.eval_shape(lambda *x: x, theta, examples)
-        self.example = jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape[1:], s.dtype), stack)
-        closed, self.output = jax.make_jaxpr(function, return_shape=True)(shapes, self.example)
-        if not jax.tree_util.treedef_is_leaf(jax.tree.structure(self.output)):
-            raise ValueError(
-                f"The function returned {jax.tree.structure(self.output)}, and one array is wanted: leave out the rest."
-            )
-        self.steps: list[_Step] = []
-        self.inputs = self.size = len(closed.jaxpr.invars)
-        (self.result,) = self._inline(closed.jaxpr, [*map(_Constant, closed.consts), *range(self.inputs)])
-        self._prune()
-        self.operations: dict[int, tuple[int, ops.Operation, ops.Layout]] = {}
-        self.varying = set(range(len(self.leaves), self.inputs))
-        every = self._uses()
-        self.ways = {jax.tree_util.keystr(path): self._way(i, every[i]) for i, (path, _) in enumerate(paths)}
-
-    def _inline(self, jaxpr: Any, places: Sequence[Any]) -> list[Any]:
-        """Append a jaxpr's equations, with those of the calls in it, and return the places of its results.
-
-        A function with a custom derivative stays one equation: those inside it would be differentiated as they stand.
-        """
-        place = dict(zip((*jaxpr.constvars, *jaxpr.invars), places, strict=True))
-        read = lambda v: v if isinstance(v, Literal) else place[v]
-        for equation in jaxpr.eqns:
-            inputs = tuple(read(v) for v in equation.invars)
-            inner = equation.params.get(_CALLS.get(equation.primitive.name, ""))
-            if inner is not None:
-                known = [*map(_Constant, getattr(inner, "consts", ()))]
-                results = self._inline(getattr(inner, "jaxpr", inner), [*known, *inputs])
-                place.update(zip(equation.outvars, results, strict=True))
-                continue
-            outputs = tuple(range(self.size, self.size + len(equation.outvars)))
-            self.size += len(outputs)
-            place.update(zip(equation.outvars, outputs, strict=True))
-            self.steps.append(_Step(equation, inputs, outputs))
-        return [read(v) for v in jaxpr.outvars]
-
-    def _prune(self) -> None:
-        """Drop the equations that the result does not depend on, so that they do not count as uses of a leaf."""
-        needed, kept = set(_places([self.result])), []
-        for step in reversed(self.steps):
-            if step.equation.effects or not needed.isdisjoint(step.outputs):
-                needed.update(_places(step.inputs))
-                kept.append(step)
-        self.steps = kept[::-1]
-
-    def _uses(self) -> list[list[_Use]]:
-        """Every use of each leaf, past the equations that only rearrange, cast or broadcast it."""
-        uses: list[list[_Use]] = [[] for _ in self.leaves]
-        routes: dict[int, tuple[int, ops.Layout | None]] = {
-            i: (i, ops.Layout(leaf.shape)) for i, leaf in enumerate(self.leaves)
-        }
-        for number, step in enumerate(self.steps):
-            if not self.varying.isdisjoint(_places(step.inputs)):
-                self.varying.update(step.outputs)
-            for side, place in enumerate(step.inputs):
-                if not isinstance(place, int) or place not in routes:
-                    continue
-                leaf, layout = routes[place]
-                after = layout and layout.after(step.equation)
-                if after or step.equation.primitive.name in _REARRANGING:
-                    routes[step.outputs[0]] = leaf, after
-                else:
-                    uses[leaf].append(_Use(number, side, layout))
-        for place in _places([self.result]):
-            if place in routes:
-                uses[routes[place][0]].append(_Use(None, 0, None))
-        return uses
-
-    def _way(self, leaf: int, uses: list[_Use]) -> str:
-        """How a leaf enters, as `ways` says; the operation of a product or convolution is noted in `operations`."""
-        if not uses:
-            return "unused"
-        number, side, layout = uses[0]
-        if len(uses) > 1 or number is None:
-            return "examples"
-        equation, inputs, _ = self.steps[number]
-        name = equation.primitive.name
-        # An operand that is the same for all examples would be copied for each of them, so its rows are not used.
-        if len(inputs) != 2 or self.varying.isdisjoint(_places([inputs[1 - side]])):
-            return "examples"
-        if name in ("add", "sub", "add_any"):
-            return "bias"
-        if name == "mul":
-            return "scale"
-        operation = layout and ops.operation(equation, side)
-        if not layout or not operation:
-            return "examples"
-        self.operations[leaf] = number, operation, operation.layout(layout)
-        return "product" if isinstance(operation, ops.Product) else "convolution"
-
-    def run(self, leaves: Sequence[Array], example: PyTree, nudges: dict[int, Array]) -> tuple[Array, dict[int, Array]]:
-        """The result with a nudge added to the output of each leaf's operation, and those operations' operands."""
-        values: dict[int, Any] = dict(enumerate((*leaves, *jax.tree.leaves(example))))
-        read = lambda i: values[i] if isinstance(i, int) else i.val
-        at = {self.operations[leaf][0]: leaf for leaf in nudges}
-        operands = {}
-        for number, step in enumerate(self.steps):
-            primitive, inputs = step.equation.primitive, [read(i) for i in step.inputs]
-            bound = primitive.get_bind_params(step.equation.params)
-            functions, params = bound if isinstance(bound, tuple) else ((), bound)  # a tuple before JAX 0.9
-            with step.equation.ctx.manager:
-                results = primitive.bind(*functions, *inputs, **params)
-            results = results if primitive.multiple_results else [results]
-            if number in at:
-                leaf = at[number]
-                results = [results[0] + nudges[leaf]]
-                operands[leaf] = inputs[self.operations[leaf][1].other]
-            values.update(zip(step.outputs, results, strict=True))
-        return read(self.result), operands
-
-    def check_factors(self) -> None:
-        """Refuse the leaves that have no Kronecker factors."""
-        for number, (path, way) in enumerate(self.ways.items()):
-            separate = number in self.operations and self.operations[number][1].sizes[0] > 1
-            shape = self.leaves[number].shape
-            if separate or (way == "examples" and len(shape) > 1):
-                why = "is the weight of several products at once" if separate else "is not the weight of one operation"
-                raise ValueError(
-                    f"theta{path}, of shape {shape}, {why}, so it has no Kronecker factors: use a Gaussian with a "
-                    "diagonal precision and GaussNewton(), which take any leaf, or let it enter once, in one matrix "
-                    "product or convolution."
-                )
-
-
-def _places(inputs: Sequence[Any]) -> list[int]:
-    """The places among an equation's inputs, without its constants."""
-    return [i for i in inputs if isinstance(i, int)]
+    return Program(function, theta, examples).ways
 
 
 def _one(value: Array, example: PyTree) -> Array:
@@ -309,37 +180,49 @@ def _one(value: Array, example: PyTree) -> Array:
 class _Pass:
     """One forward and backward pass over all examples, from whose operands, slopes and rows the sums are computed.
 
-    Leaves whose gradients for all examples together would exceed `limit` entries are deferred to passes of their own.
+    `rows` are the gradients of every example: of sources that are a bias or a scale, and of the leaves that are
+    differentiated as they are. Such leaves whose gradients for all examples together would exceed `limit` entries are
+    deferred to passes of their own.
     """
 
-    def __init__(self, program: _Program, examples: PyTree, columns: Columns, limit: float) -> None:
+    def __init__(
+        self, program: Program, examples: PyTree, columns: Columns, limit: float, whole: Iterable[int]
+    ) -> None:
         self.program, self.examples, self.columns = program, examples, columns
         count = jax.tree.leaves(examples)[0].shape[0]
         self.count = jax.eval_shape(columns, program.output, program.example).shape[0]
-        sizes = [leaf.size for leaf in program.leaves]
+        self.made = program.make(dict(enumerate(program.leaves)), {})
+        size = lambda leaf: program.leaves[leaf].size
         at_once, self.deferred, entries = [], [], 0
-        for leaf, way in sorted(enumerate(program.ways.values()), key=lambda pair: sizes[pair[0]]):
-            entries += count * self.count * sizes[leaf] if way == "examples" else 0
-            if way in ("bias", "scale") or (way == "examples" and entries <= limit):
-                at_once.append(leaf)
-            elif way == "examples":
-                self.deferred.append(leaf)
+        for leaf in sorted(whole, key=size):
+            entries += count * self.count * size(leaf)
+            (at_once if entries <= limit else self.deferred).append(leaf)
+        self.whole = {*at_once, *self.deferred}
+        used = {place for leaf, reached in enumerate(program.reach) if leaf not in self.whole for place in reached}
+        self.sources = {place: program.sources[place] for place in program.sources if place in used}
+        sites = [site for source in self.sources.values() for site in source.sites]
+        self.others = {site.path: site.operation.others for site in sites}
+        shifted = [place for place, source in self.sources.items() if not source.sites]
 
         def one(example: PyTree) -> tuple[Array, Any, Any]:
-            outputs = {i: program.steps[number].equation.outvars[0] for i, (number, *_) in program.operations.items()}
-            nudges = {leaf: jnp.zeros(v.aval.shape, v.aval.dtype) for leaf, v in outputs.items()}
-            return self._pull_back(at_once, nudges, example)
+            nudges = {site.path: jnp.zeros(site.slope.shape, site.slope.dtype) for site in sites}
+            return self._pull_back(at_once, shifted, nudges, example)
 
-        self.outputs, (self.slopes, self.rows), self.operands = jax.vmap(one)(examples)
+        self.outputs, (self.slopes, self.shifts, self.rows), self.operands = jax.vmap(one)(examples)
 
-    def _pull_back(self, chosen: list[int], nudges: dict[int, Array], example: PyTree) -> tuple[Array, Any, Any]:
-        """One example's output, its columns pulled back to the nudges and the chosen leaves, (R, …), and operands."""
+    def _pull_back(
+        self, leaves: list[int], sources: list[int], nudges: dict[Path, Array], example: PyTree
+    ) -> tuple[Array, Any, Any]:
+        """One example's output, its columns pulled back to the nudges, sources and leaves, (R, …), and operands."""
+        program = self.program
 
-        def run(nudges: dict[int, Array], own: dict[int, Array]) -> tuple[Array, dict[int, Array]]:
-            leaves = [own.get(i, leaf) for i, leaf in enumerate(self.program.leaves)]
-            return self.program.run(leaves, example, nudges)
+        def run(nudges: Any, shifts: Any, own: dict[int, Array]) -> tuple[Array, Any]:
+            made = self.made | program.make(own, self.made, program.made) if own else self.made
+            return program.run(made, shifts, nudges, self.others, example)
 
-        output, pull, operands = jax.vjp(run, nudges, {i: self.program.leaves[i] for i in chosen}, has_aux=True)
+        own = {leaf: program.leaves[leaf] for leaf in leaves}
+        shifts = {place: jnp.zeros_like(self.made[place]) for place in sources}
+        output, pull, operands = jax.vjp(run, nudges, shifts, own, has_aux=True)
         columns = self.columns(output, example).astype(output.dtype)
         if self.count == 1:  # A vmap over an axis of length one would slow convolutions down.
             return output, jax.tree.map(lambda x: x[None], pull(columns[0])), operands
@@ -348,15 +231,89 @@ class _Pass:
     def sums(self, weights: Float[Array, " B"]) -> tuple[PyTree, PyTree]:
         """Σ_rb w_b J_bᵀc_br and Σ_rb w_b (J_bᵀc_br)²."""
         program = self.program
+        ways = list(program.ways.values())
+        mixed = [leaf for leaf, way in enumerate(ways) if way == "mixed" and leaf not in self.whole]
         both = {leaf: ops.totals(rows, weights.astype(ops.wide(rows))) for leaf, rows in self.rows.items()}
-        for leaf, (_, operation, layout) in program.operations.items():
-            scale = weights.astype(ops.wide(program.leaves[leaf]))
-            both[leaf] = ops.sums(operation, layout, self.operands[leaf], self.slopes[leaf], scale)
+        of_source = {}
+        for leaf, reached in enumerate(program.reach):
+            if leaf in self.whole or leaf in mixed:
+                continue
+            if ways[leaf] == "rescaled":
+                both[leaf] = self._rescaled_sums(leaf, weights)
+                continue
+            of_source |= {place: self._sums_of_source(place, weights) for place in reached if place not in of_source}
+            if list(reached) == [leaf]:
+                both[leaf] = of_source[leaf]
+            elif reached:
+                both[leaf] = self._pulled(leaf, {place: of_source[place] for place in reached})
+        for leaves, places in _connected(mixed, program.reach):
+            both |= self._mixed_sums(leaves, places, weights)
         both |= self._deferred_sums(weights)
         zero = [jnp.zeros(leaf.shape, ops.wide(leaf)) for leaf in program.leaves]
         first = [both.get(i, (z, z))[0].astype(program.leaves[i].dtype) for i, z in enumerate(zero)]
         squares = [both.get(i, (z, z))[1] for i, z in enumerate(zero)]
         return program.treedef.unflatten(first), program.treedef.unflatten(squares)
+
+    def _parts(self, place: int, weights: Array) -> Any:
+        """What the gradients of a source are computed from: parts of its sites, or rows; and the weights."""
+        sites = self.sources[place].sites
+        weights = weights.astype(ops.wide(self.made[place]))
+        if not sites:
+            return self.shifts[place], weights
+        return [self.operands[site.path] for site in sites], [self.slopes[site.path] for site in sites], weights
+
+    def _sums_of_source(self, place: int, weights: Array) -> tuple[Array, Array]:
+        sites, parts = self.sources[place].sites, self._parts(place, weights)
+        return ops.sums(sites, parts) if sites else ops.totals(*parts)
+
+    def _pulled(self, leaf: int, sums: dict[int, tuple[Array, Array]]) -> tuple[Array, Array]:
+        """The sums of a leaf from those of sources whose entries depend on one entry of the leaf each.
+
+        With the derivative c_j of entry j of a source in its own entry i(j) of the leaf, the squares are those of the
+        source times c_j².
+        """
+        value = self.program.leaves[leaf]
+        make = lambda x: self.program.remake({leaf: x}, self.made, sums)
+        made, pull = jax.vjp(make, value)
+        slopes = jax.jvp(make, (value,), (jnp.ones_like(value),))[1]
+        cast = lambda place, x: x.astype(made[place].dtype)
+        (first,) = pull({place: cast(place, pair[0]) for place, pair in sums.items()})
+        (squares,) = pull({place: cast(place, pair[1]) * slopes[place] for place, pair in sums.items()})
+        return first, squares.astype(ops.wide(value))
+
+    def _rescaled_sums(self, leaf: int, weights: Float[Array, " B"]) -> tuple[Array, Array]:
+        """The sums for a leaf whose gradient for each example is a sum of few outer products."""
+        value, outer = self.program.leaves[leaf], {}
+        for place in self.program.reach[leaf]:
+            sites, dtype = self.sources[place].sites, ops.wide(self.made[place])
+            outer[place] = [
+                pair for site in sites for pair in site.outer(self.operands[site.path], self.slopes[site.path], dtype)
+            ]
+        result = self.program.pull_back(leaf, value, self.made, outer)
+        return separable.totals(result, jnp.repeat(weights, self.count).astype(ops.wide(value)), value)
+
+    def _mixed_sums(
+        self, leaves: list[int], places: list[int], weights: Float[Array, " B"]
+    ) -> dict[int, tuple[Array, Array]]:
+        """The sums for leaves that are mixed in sources: every example's gradient of these is pulled back to them."""
+        sites = {place: self.sources[place].sites for place in places}
+        make = lambda leaves: self.program.remake(leaves, self.made, places)
+
+        def sums_of(chunk: dict[int, Any]) -> dict[int, tuple[Array, Array]]:
+            made, pull = jax.vjp(make, {leaf: self.program.leaves[leaf] for leaf in leaves})
+            slopes = {
+                place: ops.gradients(sites[place], parts) if sites[place] else parts[0]
+                for place, parts in chunk.items()
+            }
+            slopes = {place: x.astype(made[place].dtype) for place, x in slopes.items()}
+            (rows,) = jax.vmap(jax.vmap(pull))(slopes)
+            weights = next(iter(chunk.values()))[-1]
+            return {leaf: ops.totals(x, weights.astype(ops.wide(x))) for leaf, x in rows.items()}
+
+        parts = {place: self._parts(place, weights) for place in places}
+        entries = self.count * sum(self.program.leaves[leaf].size for leaf in leaves)
+        entries += sum(ops.entries_of(sites[place], parts[place][1]) for place in places if sites[place])
+        return ops.in_chunks(sums_of, parts, entries)
 
     def _deferred_sums(self, weights: Float[Array, " B"]) -> dict[int, tuple[Array, Array]]:
         """The sums for the deferred leaves, by passes over a few examples at a time."""
@@ -364,7 +321,7 @@ class _Pass:
             return {}
 
         def sums_of(chunk: tuple[PyTree, Array]) -> dict[int, tuple[Array, Array]]:
-            rows = jax.vmap(lambda example: self._pull_back(self.deferred, {}, example)[1][1])(chunk[0])
+            rows = jax.vmap(lambda example: self._pull_back(self.deferred, [], {}, example)[1][2])(chunk[0])
             return {leaf: ops.totals(x, chunk[1].astype(ops.wide(x))) for leaf, x in rows.items()}
 
         entries = self.count * sum(self.program.leaves[leaf].size for leaf in self.deferred)
@@ -376,11 +333,7 @@ class _Pass:
         for leaf, value in enumerate(self.program.leaves):
             scale = weights.astype(ops.wide(value))
             layout = ops.Layout(value.shape)
-            if leaf in self.program.operations:
-                _, operation, layout = self.program.operations[leaf]
-                first, *pair = ops.factors(operation, layout, self.operands[leaf], self.slopes[leaf], scale)
-                layout = layout.reshaped(operation.sizes[2:])
-            elif leaf in self.rows:
+            if leaf in self.rows:
                 rows = self.rows[leaf].astype(scale.dtype).reshape((scale.size, self.count, value.size))
                 outer = jnp.einsum("bri,brj->ij", scale[:, None, None] * rows, rows)
                 first, pair = (
@@ -388,6 +341,10 @@ class _Pass:
                     [jnp.ones_like(outer[:1, :1]), outer],
                 )
                 layout = layout.reshaped((1, value.size))
+            elif leaf in self.sources:
+                (site,) = self.sources[leaf].sites
+                first, *pair = ops.factors(site, self.operands[site.path], self.slopes[site.path], scale)
+                layout = site.layout.reshaped(site.sizes[2:])
             else:
                 shape = (value.shape[0], value.size // value.shape[0]) if value.ndim > 1 else (1, value.size)
                 first, pair = jnp.zeros_like(value), [jnp.zeros((n, n), scale.dtype) for n in shape]
@@ -395,3 +352,39 @@ class _Pass:
             gradient.append(first.astype(value.dtype))
             factors.append(Kronecker(pair[0], pair[1], layout))
         return self.program.treedef.unflatten(gradient), self.program.treedef.unflatten(factors)
+
+
+def _connected(leaves: list[int], reach: list[dict[int, Any]]) -> list[tuple[list[int], list[int]]]:
+    """The leaves in groups that have no source in common, and the sources of each group."""
+    groups: list[tuple[list[int], list[int]]] = []
+    for leaf in leaves:
+        own, places = [leaf], list(reach[leaf])
+        for group in [g for g in groups if not set(g[1]).isdisjoint(places)]:
+            groups.remove(group)
+            own, places = [*group[0], *own], list(dict.fromkeys([*group[1], *places]))
+        groups.append((own, places))
+    return groups
+
+
+def _check_factors(program: Program) -> list[int]:
+    """The leaves whose factors come from every example's gradient. Leaves without factors are refused."""
+    whole = []
+    for leaf, (path, way) in enumerate(program.ways.items()):
+        source = program.sources.get(leaf)
+        if way == "unused":
+            continue
+        if way in ("product", "convolution") and list(program.reach[leaf]) == [leaf] and source is not None:
+            (site,) = source.sites
+            if site.sizes[0] == 1 and not site.loops:
+                continue
+            why = "is the weight of several products at once"
+        else:
+            why = "is not the weight of one operation"
+        if program.leaves[leaf].ndim > 1 and way not in ("bias", "scale"):
+            raise ValueError(
+                f"theta{path}, of shape {program.leaves[leaf].shape}, {why}, so it has no Kronecker factors: use a "
+                "Gaussian with a diagonal precision and GaussNewton(), which take any leaf, or let it enter once, in "
+                "one matrix product or convolution."
+            )
+        whole.append(leaf)
+    return whole
