@@ -163,7 +163,7 @@ def update(
     value = measured.value + _regularizer(rule, objective, q)
     previous = q if steps.momentum is not None else state.previous
     aux = rule.curvature.updated_aux(objective, state.aux, measured.aux, step.rate * guarded.fraction)
-    averaged, unit = _updated_start(state, step, guarded.q, gate)
+    averaged, unit = _updated_start(rule, state, step, guarded.q, gate, share)
     after = State(
         guarded.q, state.count + 1, previous, average, aux, scale, averaged=averaged, unit=unit, history=history
     )
@@ -291,6 +291,8 @@ def form_step(
         replaced = averaged_fraction(
             state.averaged, precision_rate * temperature, nonnegative=rule.curvature.nonnegative
         )
+        if steps.scaling is not None:
+            rate = steps.scaling.limited(rate)
         rate, precision_rate = jnp.asarray(jnp.where(starting(state), 0.0, rate)), replaced / temperature
         retraction_weight = jnp.where(warming(state.averaged), 0.0, 1.0)
     if steps.scaling is not None:
@@ -407,20 +409,21 @@ def _made_positive(rule: Rule, state: State, measured: Measurement, share: Any) 
     return dataclasses.replace(measured, curvature=jax.tree.map(select, positive, measured.curvature))
 
 
-def _updated_start(state: State, step: Step, q: Family, gate: Array | None) -> tuple[Any, Any]:
+def _updated_start(rule: Rule, state: State, step: Step, q: Family, gate: Array | None, share: Any) -> tuple[Any, Any]:
     """`State.averaged` and `State.unit` after a step to q.
 
     The unit is computed from the new precision, once, in a branch: so that it takes no pass over the parameters in any
     other step.
     """
-    averaged, unit, divisor = state.averaged, state.unit, step.divisor
+    averaged, unit, divisor, scaling = state.averaged, state.unit, step.divisor, rule.steps.scaling
     if averaged is None:
         return None, None
     taken = 1.0 if gate is None else gate
-    if unit is not None and divisor is not None:
+    if unit is not None and divisor is not None and scaling is not None:
         first = jnp.asarray(unit == 0) & (jnp.asarray(taken) > 0)
         gaussian: Any = q.gaussian
-        unit = jax.lax.cond(first, lambda s: divisor.mean(s).astype(unit.dtype), lambda s: unit, gaussian.precision)
+        new = lambda s: scaling.unit(divisor, s, share).astype(unit.dtype)
+        unit = jax.lax.cond(first, new, lambda s: unit, gaussian.precision)
     return averaged + taken, unit
 
 
