@@ -3,9 +3,9 @@
     python benchmarks/permuted_mnist.py --data FOLDER [--seeds 3] [--epochs 12] [--only vogn ivon adam]
 
 FOLDER/mnist/mnist.npz has X, y, X_test, y_test: 10,000 training images for each task, an MLP 784-100-10, batches of
-128, the rate 1e-3 with a cosine decay in each task, a first prior N(0, 1). Adam has no posterior to go on from: it goes on
-from its weights, without a prior. Printed are the accuracies on the test images of all three tasks at the end, and
-their mean over tasks and seeds. Nothing was tuned here.
+128, the rate 1e-3 with a cosine decay in each task, a first prior N(0, 1). Adam has no posterior to go on from: it goes
+on from its weights, without a prior. Printed are the accuracies on the test images of all three tasks at the end, and
+their mean over tasks and seeds. Nothing was tuned on test images.
 """
 
 import argparse

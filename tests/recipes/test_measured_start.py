@@ -56,13 +56,21 @@ def fitted(rule, epochs=5, x=X, start=None):
     )
 
 
-@pytest.mark.parametrize("name", ["ogn", "vogn"])
-def test_the_precision_is_the_curvature_of_the_data(name):
+@pytest.mark.parametrize(
+    ("rule", "correlation"),
+    [
+        (blr.ogn(0.5, relative=True), 0.97),
+        (blr.vogn(0.5, relative=True), 0.8),
+        (blr.ogn(1e-3), 0.95),  # longer steps, behind which the average of the last epoch lags a little more
+        (blr.vogn(1e-3), 0.75),
+    ],
+)
+def test_the_precision_is_the_curvature_of_the_data(rule, correlation):
     """After five epochs, for every weight: with decay=0.999 and h₀ = 1 all of S lay within half a percent."""
-    result = fitted(getattr(blr, name)(0.5, relative=True))
-    actual, draws = flat(result.q.precision), 0 if name == "ogn" else 16
+    result = fitted(rule)
+    actual, draws = flat(result.q.precision), 0 if rule.points.delta else 16
     expected = expected_precision(result.q, draws=draws)
-    assert np.corrcoef(np.log(actual), np.log(expected))[0, 1] > (0.97 if name == "ogn" else 0.8)
+    assert np.corrcoef(np.log(actual), np.log(expected))[0, 1] > correlation
     quantiles = np.quantile(actual, [0.5, 0.95]) / np.quantile(expected, [0.5, 0.95])
     assert np.all((quantiles > 0.5) & (quantiles < 2))
     assert np.quantile(actual, 0.95) > 4 * np.quantile(actual, 0.05)
@@ -129,7 +137,7 @@ def test_the_first_steps_by_hand(name):
 
 @pytest.mark.parametrize(("rate", "used"), [(1e-3, 1e-3), (0.5, 2e-3)])
 def test_rates_in_adam_s_units(rate, used):
-    """By default the step is ρ of the natural gradient, ρ = 150·√(M/N)·rate, and no longer than at a rate of 2e-3."""
+    """By default the step is ρ of the natural gradient, ρ = 80·√(M/N)·rate, and no longer than at a rate of 2e-3."""
     rule = blr.ogn(rate, averaging=0.0)
     step, state, parts = jax.jit(rule.step), rule.init(params(), OBJECTIVE), []
     for count in range(2):
@@ -137,10 +145,10 @@ def test_rates_in_adam_s_units(rate, used):
         parts.append(25 * flat(_squares(state.q.mean, x, y)))
         slope = 25 * flat(jax.grad(lambda w, x=x, y=y: jnp.sum(jax.vmap(lambda *e: loss(w, e))(x, y)))(state.q.mean))
         state, info = step(OBJECTIVE, state, (x, y), jax.random.key(count))
-    assert float(state.unit) == pytest.approx(150 * np.sqrt(24 / ROWS))
+    assert float(state.unit) == pytest.approx(80 * np.sqrt(24 / ROWS))
     assert float(info.rate) == pytest.approx(rate)
     mean, precision = flat(params()), np.mean(parts, axis=0) + PRIOR
-    expected = mean - used * 150 * np.sqrt(24 / ROWS) * (slope + PRIOR * mean) / precision
+    expected = mean - used * 80 * np.sqrt(24 / ROWS) * (slope + PRIOR * mean) / precision
     np.testing.assert_allclose(flat(state.q.mean), expected, rtol=1e-5, atol=1e-8)
 
 

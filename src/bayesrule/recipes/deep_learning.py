@@ -184,8 +184,8 @@ def ogn(
     not rooted. The step is $−ρ\,c\,\hat u/(v + δ/N)$ with a number c that says what the rate is in units of.
 
     By default the rate is in Adam's units: 1e-3 is a good one, best with a decay to 0 (`optax.cosine_decay_schedule`).
-    Then $c = 150\sqrt{M/N}$, and the noise of a batch of M examples moves a weight that the data determine by 150ρ of
-    its posterior standard deviations in a step: 0.15 at 1e-3, whatever N, M and the scale of the weights are. Steps are
+    Then $c = 80\sqrt{M/N}$, and the noise of a batch of M examples moves a weight that the data determine by 80ρ of
+    its posterior standard deviations in a step: 0.08 at 1e-3, whatever N, M and the scale of the weights are. Steps are
     never longer than at 2e-3: larger rates act as 2e-3. With a given h₀, $c = h_0 + δ/N$ as published, and training
     begins as SGD does at that rate.
 

@@ -12,18 +12,18 @@ from jaxtyping import Array, PyTree
 
 from .schedule import Number, at, equals, format_number, number
 
-ADAM_LENGTH = 150.0
+ADAM_LENGTH = 80.0
 """By how many posterior standard deviations the noise of a batch moves a weight in a step, for a rate of 1."""
 LONGEST_RATE = 2e-3
-"""The largest of Adam's rates that makes steps longer: 0.3 posterior standard deviations."""
+"""The largest of Adam's rates that makes steps longer: 0.16 posterior standard deviations."""
 
 
 def adam_unit(share: Any) -> Any:
-    r"""$150\sqrt{M/N}$, by which a rate in Adam's units is multiplied to be ρ of the natural gradient.
+    r"""$80\sqrt{M/N}$, by which a rate in Adam's units is multiplied to be ρ of the natural gradient.
 
     Where data determine a weight, a batch of M examples has a gradient with the noise $N\sqrt{v/M}$ and q the width
     $σ = 1/\sqrt{Nv}$, so that a step moves the weight by $ρ\sqrt{N/M}$ of σ: by as many standard deviations for one
-    number of examples as for another, if ρ is proportional to $\sqrt{M/N}$. Adam's usual rate, 1e-3, is 0.15 of them.
+    number of examples as for another, if ρ is proportional to $\sqrt{M/N}$. Adam's usual rate, 1e-3, is 0.08 of them.
 
     Args:
         share: M/N, or None where all data are in one batch.
