@@ -4,7 +4,7 @@
 
 FOLDER/mnist.npz has X and y, of which 10,000 images are trained on and 5,000 others are for validation; no test image
 is read. Two things are measured for the published settings of VOGN and IVON (a start of 1, and a decay of 0.999 or
-0.99999) and for the defaults (a measured start, and a window in epochs):
+0.99999) and for a measured start with a window in epochs, at the same rate in gradient descent's units:
 
 - the spread of S/N over the weights of an MLP 784-100-10, beside the Gauss–Newton diagonal plus the prior,
   (Σᵢ gᵢ² + δ)/N at the mean and averaged over eight draws of q, computed from every example's gradient;
@@ -28,9 +28,9 @@ BATCH, ROWS, DRAWS = 128, 10_000, 16
 NETWORK = networks.mlp((784, 100, 10))
 SETTINGS = {
     "vogn, published": lambda rate: blr.vogn(rate, decay=0.999, curvature=1.0),
-    "vogn": blr.vogn,
+    "vogn": lambda rate: blr.vogn(rate, relative=True),
     "ivon, published": lambda rate: blr.ivon(rate, decay=0.99999, curvature=1.0),
-    "ivon": blr.ivon,
+    "ivon": lambda rate: blr.ivon(rate, relative=True),
 }
 
 

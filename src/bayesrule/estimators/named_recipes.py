@@ -74,9 +74,9 @@ _MOST_IN_BLOCKS = 2**23  # The most numbers in the classes' own precisions, 64 m
 _BY_CLASS_RATE, _BY_CLASS_SAMPLES = 0.5, 32
 _VARIATIONAL_RATE = 0.7  # Full steps of variational Newton can oscillate around the optimum.
 _DECAYING: dict[str, tuple[Callable[..., Rule], float]] = {
-    "ogn": (ogn, 0.3),
-    "vogn": (vogn, 0.3),
-    "ivon": (ivon, 0.3),
+    "ogn": (partial(ogn, relative=True), 0.3),
+    "vogn": (partial(vogn, relative=True), 0.3),
+    "ivon": (partial(ivon, relative=True), 0.3),
     "adam": (adam, 0.1),
     "rmsprop": (rmsprop, 0.1),
     "sgd": (sgd, 0.5),

@@ -244,7 +244,7 @@ def _moments(rule: Rule, **options: Any) -> tuple[np.ndarray, np.ndarray]:
 def ogn() -> Picture:
     """The two weights of a logistic regression with 24 points, and their posterior in grey. OGN's Gaussian has the sum
     of squared per-example gradients as its precision and its mean at the mode; it is diagonal."""
-    rule = recipes.ogn(0.1, decay=0.95)
+    rule = recipes.ogn(0.1, decay=0.95, relative=True)
     means, variances = _moments(rule, steps=150)
     figure, axes = _posterior_axes()
     trail(axes, means, PLAIN, "D", size=2)
@@ -258,10 +258,10 @@ def ogn() -> Picture:
 def vogn() -> Picture:
     """The same posterior, but gradients are evaluated at samples from the Gaussian (dots) instead of at its mean. So it
     moves away from the mode, where OGN stays, towards the mean of the skewed posterior."""
-    rule = recipes.vogn(0.1, samples=4, decay=0.95)
+    rule = recipes.vogn(0.1, samples=4, decay=0.95, relative=True)
     keys = jax.random.split(jax.random.key(0), 400)
     means, variances = _moments(rule, steps=400, keys=keys)
-    ogn_means, ogn_variances = _moments(recipes.ogn(0.1, decay=0.95), steps=150)
+    ogn_means, ogn_variances = _moments(recipes.ogn(0.1, decay=0.95, relative=True), steps=150)
     mean, variance = means[-100:].mean(axis=0), variances[-100:].mean(axis=0)
     samples = np.asarray(
         DiagonalGaussian(jnp.asarray(mean), jnp.asarray(1 / variance)).sample(jax.random.key(1), (150,))

@@ -175,14 +175,19 @@ def ogn(
     curvature: Any = None,
     damping: Number = 0.0,
     temperature: Number = 1.0,
-    relative: bool = True,
+    relative: bool | None = None,
 ) -> Rule:
     r"""Online Gauss–Newton, $θ ← θ − ρ\hat u/(v + δ/N)$ with $v ← βv + (1−β)\tfrac1M\sum_i\hat g_i^2$ (section 4.4).
 
     Adam's family and points with each example's squared gradient in place of the mini-batch's (`eq:don`,
     `eq:OGN_approx`). Of Adam's extras it keeps the debiased average of the gradient, with the regularizer outside; v is
-    not rooted. By default the rate is relative to the first divisor, so that the step is
-    $−ρ\,c\,\hat g/(v + δ/N)$ with its mean c (with a given h₀, $c = h_0 + δ/N$).
+    not rooted. The step is $−ρ\,c\,\hat u/(v + δ/N)$ with a number c that says what the rate is in units of.
+
+    By default the rate is in Adam's units: 1e-3 is a good one, best with a decay to 0 (`optax.cosine_decay_schedule`).
+    Then $c = 80\sqrt{M/N}$, and the noise of a batch of M examples moves a weight that the data determine by 80ρ of
+    its posterior standard deviations in a step: 0.08 at 1e-3, whatever N, M and the scale of the weights are. Steps are
+    never longer than at 2e-3: larger rates act as 2e-3. With a given h₀, $c = h_0 + δ/N$ as published, and training
+    begins as SGD does at that rate.
 
     v is the average of what the batches of the last epoch measured, and starts from the first of them: the first step
     measures, at the mean, and leaves θ. Published are `curvature=1.0` and `decay=0.999`, with which most of v is h₀
@@ -190,7 +195,7 @@ def ogn(
     objective has no prior, or one that is no density: then h₀ alone keeps v above 0 where no example has a gradient.
 
     Args:
-        rate: ρ, a number or a schedule.
+        rate: ρ, a number or a schedule, by default in Adam's units.
         averaging: β₁ of the gradient's average; 0 for none.
         decay: β₂, how much of the curvature v is kept in each step: a number, a schedule, or a `Window` in epochs, by
             default of one.
@@ -198,8 +203,9 @@ def ogn(
             parameters. None to measure it.
         damping: A number that is added to the divisor.
         temperature: τ of a cold (below 1) or warm posterior: a number or a schedule.
-        relative: Whether the rate is in units of the first divisor, so that training begins as SGD does at that rate;
-            False is the rule's own ρ.
+        relative: None for Adam's units where v is measured, and units of the first divisor where h₀ is given; True for
+            units of the first divisor (its harmonic mean over the weights where v is measured), so that training begins
+            as SGD does at that rate; False for c = 1, the rule's own ρ.
 
     >>> import bayesrule as blr
     >>> blr.difference(blr.adam(1e-2), blr.ogn(1e-2)).pieces
@@ -219,7 +225,7 @@ def oggn(
     curvature: Any = None,
     damping: Number = 0.0,
     temperature: Number = 1.0,
-    relative: bool = True,
+    relative: bool | None = None,
 ) -> Rule:
     r"""Online generalised Gauss–Newton: `ogn` with the curvature $J^⊤∇^2_fℓ\,J$ (section 4.4).
 
@@ -254,7 +260,7 @@ def vogn(
     curvature: Any = None,
     damping: Number = 0.0,
     temperature: Number = 1.0,
-    relative: bool = True,
+    relative: bool | None = None,
 ) -> Rule:
     r"""Variational online Gauss–Newton: `ogn` at samples of q instead of its mean (section 4.4, `eq:von_minibatch`).
 
@@ -292,7 +298,7 @@ def voggn(
     curvature: Any = None,
     damping: Number = 0.0,
     temperature: Number = 1.0,
-    relative: bool = True,
+    relative: bool | None = None,
 ) -> Rule:
     r"""Variational online generalised Gauss–Newton: `oggn` at samples of q, $J^⊤∇^2_fℓ\,J$ averaged (section 4.4).
 
@@ -328,7 +334,7 @@ def ivon(
     curvature: Any = None,
     damping: Number = 0.0,
     temperature: Number = 1.0,
-    relative: bool = True,
+    relative: bool | None = None,
 ) -> Rule:
     r"""IVON: `vogn` with Stein's identity for the Hessian, from gradients alone.
 
@@ -504,16 +510,16 @@ def _online_steps(
     temperature: Number,
     window: Window,
     *,
-    relative: bool,
+    relative: bool | None,
 ) -> Steps:
     """The steps of OGN and its kin: the regularizer stays outside the gradient's average, v is measured or from h₀."""
     measured = curvature is None
     is_number = measured or (jax.tree_util.all_leaves([curvature]) and jnp.ndim(curvature) == 0)
-    if relative and not is_number:
+    if relative is not False and not is_number:
         raise ValueError("A curvature for each entry goes with relative=False: the rate is relative to one number.")
     average = None if equals(averaging, 0) else GradientAverage(averaging, over="data")
-    unscaled = not relative and equals(damping, 0)
-    start = None if not relative else "measured" if measured else curvature
+    unscaled = relative is False and equals(damping, 0)
+    start = None if relative is False else curvature if not measured else "adam" if relative is None else "measured"
     scaling = None if unscaled else Scaling(damping, start=start)
     decay = window if decay is None else decay
     return _steps(rate, decay, average, scaling, temperature, measured=measured)

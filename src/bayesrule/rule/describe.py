@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 
 from ..steps.guards import Retraction
+from ..steps.scaling import ADAM_LENGTH, LONGEST_RATE
 from ..steps.schedule import format_number
 
 if TYPE_CHECKING:
@@ -126,7 +127,9 @@ def _scaled_formulas(rule: Rule) -> list[str]:
         scale = f"v ← v + {precision_rate}(ĥ − v) + ½({precision_rate})²(ĥ − v)²/(v + δ/N)"
     label = "(eq:rmsprop_update)" if scaling.root else "(eq:don)"
     symbols = "ĝ, ĥ: gradient and curvature of the data's mean loss; R: the regularizer, δ = ∇²R"
-    if scaling.measured:
+    if scaling.as_adam:
+        symbols += f"; c = {ADAM_LENGTH:g}√(M/N) and ρ₁ ≤ {LONGEST_RATE:g} (Adam's units); the first step leaves m"
+    elif scaling.measured:
         symbols += "; c: the harmonic mean of the divisors of the first step, which measures v and leaves m"
     return [
         f"{scale},  {scaling.formula(rate, gradient)}  {label}",

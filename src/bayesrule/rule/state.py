@@ -37,7 +37,7 @@ class State(eqx.Module, Generic[Q]):
     """How many measurements the precision is an average of, where it starts from what is measured
     (`Steps(measured=True)`): 0 before the first, infinite if the precision was given."""
     unit: Any = None
-    """The mean of the first divisor that was measured, in units of which the rate is (`Scaling(start="measured")`); 0
+    """What the rate is in units of, from the first divisor that was measured (`Scaling(start="measured")` or "adam"); 0
     before that."""
 
     @property

@@ -165,7 +165,7 @@ def update(
     value = measured.value + _regularizer(rule, objective, q)
     previous = q if steps.momentum is not None else state.previous
     aux = rule.curvature.updated_aux(objective, state.aux, measured.aux, step.rate * guarded.fraction)
-    averaged, unit = _updated_start(objective, state, step, guarded.q, gate)
+    averaged, unit = _updated_start(rule, objective, state, step, guarded.q, gate, share)
     after = State(
         guarded.q, state.count + 1, previous, average, aux, scale, averaged=averaged, unit=unit, history=history
     )
@@ -293,6 +293,8 @@ def form_step(
         replaced = averaged_fraction(
             state.averaged, precision_rate * temperature, nonnegative=rule.curvature.nonnegative
         )
+        if steps.scaling is not None:
+            rate = steps.scaling.limited(rate)
         rate, precision_rate = jnp.asarray(jnp.where(starting(state), 0.0, rate)), replaced / temperature
         retraction_weight = jnp.where(warming(state.averaged), 0.0, 1.0)
     if steps.scaling is not None:
@@ -410,24 +412,25 @@ def _made_positive(rule: Rule, state: State, measured: Measurement, share: Any) 
 
 
 def _updated_start(
-    objective: AbstractObjective, state: State, step: Step, q: Family, gate: Array | None
+    rule: Rule, objective: AbstractObjective, state: State, step: Step, q: Family, gate: Array | None, share: Any
 ) -> tuple[Any, Any]:
     """`State.averaged` and `State.unit` after a step to q.
 
     The unit is computed from the new precision, once, in a branch: so that it takes no pass over the parameters in any
     other step.
     """
-    averaged, unit, divisor = state.averaged, state.unit, step.divisor
+    averaged, unit, divisor, scaling = state.averaged, state.unit, step.divisor, rule.steps.scaling
     if averaged is None:
         return None, None
     taken = 1.0 if gate is None else gate
-    if unit is not None and divisor is not None:
+    if unit is not None and divisor is not None and scaling is not None:
         first = jnp.asarray(unit == 0) & (jnp.asarray(taken) > 0)
 
         def measured_unit(gaussian: Any) -> Array:
             # What a branch takes from outside is stored, so that the prior's precision is computed in here.
             prior = state.q.from_gaussian_terms(*objective.regularizer.derivatives(gaussian))[1]
-            return dataclasses.replace(divisor, prior=prior).mean(gaussian.precision).astype(unit.dtype)
+            with_prior = dataclasses.replace(divisor, prior=prior)
+            return scaling.unit(with_prior, gaussian.precision, share).astype(unit.dtype)
 
         unit = jax.lax.cond(first, measured_unit, lambda _: unit, q.gaussian)
     return averaged + taken, unit

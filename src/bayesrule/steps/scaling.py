@@ -13,6 +13,24 @@ from jaxtyping import Array, PyTree
 
 from .schedule import Number, at, equals, format_number, number
 
+ADAM_LENGTH = 80.0
+"""By how many posterior standard deviations the noise of a batch moves a weight in a step, for a rate of 1."""
+LONGEST_RATE = 2e-3
+"""The largest of Adam's rates that makes steps longer: 0.16 posterior standard deviations."""
+
+
+def adam_unit(share: Any) -> Any:
+    r"""$80\sqrt{M/N}$, by which a rate in Adam's units is multiplied to be ρ of the natural gradient.
+
+    Where data determine a weight, a batch of M examples has a gradient with the noise $N\sqrt{v/M}$ and q the width
+    $σ = 1/\sqrt{Nv}$, so that a step moves the weight by $ρ\sqrt{N/M}$ of σ: by as many standard deviations for one
+    number of examples as for another, if ρ is proportional to $\sqrt{M/N}$. Adam's usual rate, 1e-3, is 0.08 of them.
+
+    Args:
+        share: M/N, or None where all data are in one batch.
+    """
+    return ADAM_LENGTH * jnp.sqrt(1.0 if share is None else share)
+
 
 class GradientAverage(eqx.Module):
     r"""An exponential average of the gradient, $u ← βu + (1−β)g$, in place of g (`eq:adam_momentum`).
@@ -86,7 +104,8 @@ class Scaling(eqx.Module):
         start: A curvature h₀: the rate is then in units of the divisor at $v = h_0$, so that the first step from there
             is $−ρ\hat g$, as gradient descent's (IVON). `"measured"`: in units of the mean of the first divisor
             that was measured (`Steps(measured=True)`), over the parameters that the data determine; h₀ = 1 where none
-            is.
+            is. `"adam"`: in units of Adam's rate where the divisor is measured (`adam_unit`), at most `LONGEST_RATE`;
+            else as for `"measured"`.
     """
 
     damping: Any
@@ -95,6 +114,7 @@ class Scaling(eqx.Module):
     debias: bool = eqx.field(static=True)
     by_prior: bool = eqx.field(static=True)
     measured: bool = eqx.field(static=True)
+    as_adam: bool = eqx.field(static=True)
 
     def __init__(
         self,
@@ -108,9 +128,9 @@ class Scaling(eqx.Module):
             raise ValueError(f'damping= is a number or "prior", got {damping!r}.')
         self.by_prior = isinstance(damping, str)
         self.damping = 0.0 if isinstance(damping, str) else number(damping, "The damping")
-        if isinstance(start, str) and start != "measured":
-            raise ValueError(f'start= is a number or "measured", got {start!r}.')
-        self.measured = isinstance(start, str)
+        if isinstance(start, str) and start not in ("measured", "adam"):
+            raise ValueError(f'start= is a number, "measured" or "adam", got {start!r}.')
+        self.measured, self.as_adam = isinstance(start, str), start == "adam"
         given = 1.0 if isinstance(start, str) else start
         self.start = None if given is None else number(given, "The curvature to start from")
         self.root, self.debias = root, debias
@@ -131,6 +151,20 @@ class Scaling(eqx.Module):
             return None
         mixed = lambda v, h: v + jnp.asarray(fraction, v.dtype) * (h / jnp.asarray(size, v.dtype) - v)
         return jax.tree.map(mixed, v, curvature)
+
+    def limited(self, rate: Any) -> Any:
+        """The mean's rate, in Adam's units at most `LONGEST_RATE`. Called where the divisor is measured."""
+        return jnp.minimum(rate, LONGEST_RATE) if self.as_adam else rate
+
+    def unit(self, divisor: Divisor, precision: PyTree, share: Any) -> Array:
+        """What the rate is multiplied by, from the first divisor that was measured. Called once, after that step.
+
+        Args:
+            divisor: The first step's.
+            precision: q's after it.
+            share: M/N of its batch, or None.
+        """
+        return jnp.asarray(adam_unit(share)) if self.as_adam else divisor.mean(precision)
 
     def divisor(
         self, size: Any, temperature: Any, prior: PyTree, v: PyTree, fraction: Any, count: Any, unit: Any = None
