@@ -14,8 +14,9 @@ rows in a fit of the others; then all of the training rows are fitted. "vogn, ch
 same way between predictions that are averaged over draws and those at the mean of q. The ensemble's five networks have
 a fifth of the steps each, so that the budget is the same (except for the choice of the prior: two more fits).
 
-`--validate` scores on a fifth of the training rows instead, and reads no test row: on such rows were the unit of the
-rate (0.08 posterior standard deviations of noise for 1e-3), its limit and the two priors of the grid chosen.
+`--validate` scores on a fifth of the training rows instead, and reads no test row. The unit of the rate (0.08 posterior
+standard deviations of noise for 1e-3), its limit and the two priors of the grid were chosen on validation parts of the
+training rows too, of other splits.
 """
 
 from __future__ import annotations
