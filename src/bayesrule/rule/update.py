@@ -25,6 +25,7 @@ from ..curvature.base import split_key
 from ..curvature.measurement import Measurement
 from ..families.base import Family, Q
 from ..families.gaussian.base import GaussianFamily
+from ..numerics.loops import computed_after
 from ..numerics.random import Key
 from ..numerics.trees import all_finite, coarsest_eps, zeros_like
 from ..objectives.base import AbstractObjective
@@ -108,9 +109,13 @@ def update(
     finite = jnp.isfinite(measured.value) & _all_finite(
         (measured.gradient, measured.curvature, measured.latent_correction)
     )
+    value = measured.value + _regularizer(rule, objective, q)
     gate, used = None, measured
     if request.checked and rejects_by_zero_rate(rule, q):
         gate = jnp.asarray(finite if request.strict else jnp.isfinite(measured.value), float)
+        gate = computed_after(
+            gate, jnp.isfinite(value)
+        )  # The prior's term is read off the old q, which the step overwrites.
         used = dataclasses.replace(
             measured, gradient=_finite_part(measured.gradient), curvature=_finite_part(measured.curvature)
         )
@@ -162,7 +167,6 @@ def update(
     history = state.history
     if steps.acceleration is not None:
         history = steps.acceleration.updated(history, q, step, guarded)
-    value = measured.value + _regularizer(rule, objective, q)
     previous = q if steps.momentum is not None else state.previous
     aux = rule.curvature.updated_aux(objective, state.aux, measured.aux, step.rate * guarded.fraction)
     averaged, unit = _updated_start(rule, objective, state, step, guarded.q, gate, share)

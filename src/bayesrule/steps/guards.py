@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from ..numerics.loops import hoist
+from ..numerics.loops import computed_after, hoist
 from ..numerics.trees import all_finite
 from .needs import Need
 from .step import Step
@@ -163,8 +163,10 @@ class Retraction(Guard):
         return "a step to second order on the manifold of positive-definite S"
 
     def take(self, q: Family, step: Step, assess: Assess, limit: Any) -> GuardedStep:
-        new = q.moved(dataclasses.replace(step, retraction=True))
-        return GuardedStep(new, jnp.ones(()), ~jnp.all(q.moved(step).proper()), _inside(new))
+        acted = ~jnp.all(q.moved(step).proper())
+        rate, precision_rate = (computed_after(jnp.asarray(rate), acted) for rate in (step.rate, step.precision_rate))
+        new = q.moved(dataclasses.replace(step, rate=rate, precision_rate=precision_rate, retraction=True))
+        return GuardedStep(new, jnp.ones(()), acted, _inside(new))
 
 
 _ARMIJO = 0.4  # The part of its first-order gain that a step has to reach, of which at most so many nats count.
