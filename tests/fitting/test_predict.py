@@ -166,7 +166,7 @@ def test_memory_is_bounded():
 
     def temporary(rows, method, samples=4):
         plan = _Plan(wide, None, method, samples, None, False)
-        lowered = _predict.lower(q, x[:rows], jax.random.key(0), None, plan)
+        lowered = _predict.lower(q, x[:rows], jax.random.key(0), None, None, plan)
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     theta = 8 * 108_000

@@ -22,6 +22,7 @@ from jaxtyping import PyTree
 from ..factor_graph.leave_one_out import leave_one_out
 from ..factor_graph.model import Model
 from ..families.base import Family
+from ..families.start import Start
 from ..numerics.checks import nonnegative_int, positive_int
 from ..numerics.frozen import Frozen, split_off_integers
 from ..numerics.random import Key
@@ -125,7 +126,8 @@ def fit(
     (1.057, True)
     """
     frozen = None
-    if not isinstance(start, Result | Family | None):
+    is_bare = not isinstance(start, Result | None) and not Start.is_member(start)
+    if is_bare:
         start, frozen = split_off_integers(start)
     given = start.state if isinstance(start, Result) else start
     _refuse_traced((rule, objective, given, data, steps, key, tolerance))
@@ -157,7 +159,7 @@ def fit(
         _check_several_starts(rule, resumed, given_key, checkpoint, progress, follows)
     state = rule.init(start, objective, key) if resumed is None else resumed.state
     objective.check_data(state.q, loader.data)
-    if loader.batch_size is not None and not isinstance(start, Result | Family | None):
+    if loader.batch_size is not None and is_bare:
         _warn_of_unused(objective, start, loader.data)
     normalized = objective.regularizer.normalized(state.q.component_prototype.gaussian)
     watch = None
@@ -321,7 +323,7 @@ def _warn_of_unused(objective: AbstractObjective, params: PyTree, data: PyTree) 
         return
     unused = unused_parameters(objective, params, data)
     if unused:
-        names = ", ".join(unused[:4]) + (", …" if len(unused) > 4 else "")
+        names = ", ".join(name or "θ" for name in unused[:4]) + (", …" if len(unused) > 4 else "")
         warnings.warn(
             f"The loss does not depend on the parameters {names}, or only behind stop_gradient: no data move them, and "
             "q has their prior. Freeze them, if that is meant: params, frozen = blr.freeze(params, mask), and "
