@@ -86,7 +86,14 @@ def compilations(monkeypatch):
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-@pytest.mark.parametrize("name", [*SUPERVISED, *UNSUPERVISED])
+ORDINARY = ("ridge", "logistic", "network, classes", "process, numbers", "mixture", "state space")
+
+
+def marked(name):
+    return name if name in ORDINARY else pytest.param(name, marks=pytest.mark.extended)
+
+
+@pytest.mark.parametrize("name", [marked(name) for name in (*SUPERVISED, *UNSUPERVISED)])
 def test_other_shapes_compile_few_programs(name, compilations):
     first, _ = compilations(fit, name, table(60, 6))
     assert first > 0

@@ -98,10 +98,10 @@ def _table(classes: int, rows: int, columns: int, seed: int = 0):
 
 
 def test_many_classes_have_a_precision_for_each(subtests):
-    x, y = _table(40, 900, 16)
-    model = LogisticRegression(random_state=0).fit(x[:600], y[:600])
+    x, y = _table(22, 600, 16)
+    model = LogisticRegression(random_state=0).fit(x[:400], y[:400])
     known = np.isin(y, model.classes_)
-    x_new, y_new = x[600:][known[600:]], np.searchsorted(model.classes_, y[600:][known[600:]])
+    x_new, y_new = x[400:][known[400:]], np.searchsorted(model.classes_, y[400:][known[400:]])
     count = len(model.classes_)
     with subtests.test("shapes"):
         assert isinstance(model.posterior_, blr.BlockDiagonalGaussian)
@@ -111,14 +111,14 @@ def test_many_classes_have_a_precision_for_each(subtests):
     nll = lambda p: -np.log(p[np.arange(len(y_new)), y_new]).mean()
     with subtests.test("probabilities"):
         np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-9)
-        peer = ScikitLearn(max_iter=5000).fit(x[:600], y[:600])
+        peer = ScikitLearn(max_iter=5000).fit(x[:400], y[:400])
         assert nll(probabilities) < nll(peer.predict_proba(x_new)) + 0.02
     with subtests.test("the order of the classes does not matter"):
-        other = LogisticRegression(random_state=0).fit(x[:600], -y[:600])
+        other = LogisticRegression(random_state=0).fit(x[:400], -y[:400])
         np.testing.assert_allclose(other.prior_precision_, model.prior_precision_, rtol=0.02)
-        # The points are those of other classes then, and there are few of them in forty dimensions.
+        # The points are those of other classes then, and there are few of them in so many dimensions.
         swapped = other.predict_proba(x_new)[:, ::-1]
-        assert np.abs(swapped - probabilities).mean() < 2e-3
+        assert np.abs(swapped - probabilities).mean() < 0.08 / count  # in units of the mean probability
         assert abs(nll(swapped) - nll(probabilities)) < 0.02
     with subtests.test("more rows"):
         updated = model.partial_fit(x_new[:50], model.classes_[y_new[:50]])
