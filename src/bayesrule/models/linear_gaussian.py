@@ -60,7 +60,7 @@ def linear_gaussian(
     blocks: dict[str, Any] = {
         "loadings": around(loadings),
         "transition": around(0.5 * jnp.eye(size)),
-        "noise": Gamma(np.full(outputs, 2.0), noise),
+        "noise": Gamma(jnp.asarray(np.full(outputs, 2.0)), noise),
     }
     terms = {
         "beginning": factors.beginning("states", mean=jnp.zeros(size), precision=_FIRST_PRECISION * jnp.eye(size)),
