@@ -73,6 +73,17 @@ def test_integers_and_booleans_are_carried_untouched():
     assert mean.shape == (ROWS,)
 
 
+def test_a_fit_with_integers_is_saved_and_resumed(tmp_path):
+    params, data = network()
+    objective = blr.Objective(loss, output=apply, size=ROWS, regularizer=1.0)
+    whole = blr.fit(blr.adam(0.05), objective, params, data, **OPTIONS)
+    blr.fit(blr.adam(0.05), objective, params, data, **(OPTIONS | {"steps": 12})).save(tmp_path / "half.blr")
+    half = blr.load(tmp_path / "half.blr")
+    np.testing.assert_array_equal(half.frozen["columns"], params["columns"])
+    resumed = blr.fit(blr.adam(0.05), objective, half, data, steps=18, batch_size=8)
+    np.testing.assert_array_equal(resumed.q.mean["head"], whole.q.mean["head"])
+
+
 def test_init_says_how_to_split_off_integers():
     params, _ = network()
     with pytest.raises(ValueError, match=r"blr\.freeze"):

@@ -71,6 +71,17 @@ def test_early_stopping_returns_the_best_state():
     assert len(result.trace["objective"]) == record["step"][-1]
 
 
+def test_the_best_state_is_not_called_converged_if_another_one_has():
+    objective, train, validation = problem()
+    rule, start = blr.gradient_descent(2e-3), jnp.zeros(COLUMNS)
+    options = {"steps": 20000, "tolerance": 1e-4, "validation": validation, "patience": 10**6, "every": 20}
+    plain = blr.fit(rule, objective, start, train, steps=20000, tolerance=1e-4)
+    result = blr.fit(rule, objective, start, train, **options)
+    assert plain.reason == "converged"
+    assert result.steps < plain.steps
+    assert result.reason == "stopped early"
+
+
 def test_early_stopping_looks_at_the_first_metric():
     result, _ = fit(patience=2, every=10, metrics={"count": lambda q, data: 1.0}, steps=3000)
     np.testing.assert_array_equal(result.validation["step"], [10, 20, 30])

@@ -132,8 +132,11 @@ def fit(
     given = start.state if isinstance(start, Result) else start
     _refuse_traced((rule, objective, given, data, steps, key, tolerance))
     objective = as_objective(objective)
+    if isinstance(start, Result) and getattr(objective, "frozen", None) is None:
+        frozen = start.frozen  # What the fit that is resumed has split off.
     if frozen is not None:
         objective = _with_frozen(objective, frozen)
+    frozen_arrays = getattr(getattr(objective, "frozen", None), "arrays", None)
     steps = nonnegative_int("steps", steps, meaning="how many steps to take")
     if microbatches != 1 and not objective.splits_batches:
         raise ValueError("A model measures its batch as a whole: remove microbatches=, and take a smaller batch_size.")
@@ -207,6 +210,7 @@ def fit(
         if checkpoint is not None or callable(progress) or calls:
             so_far = Result.of(carry, Reason.of(int(carry.code)), driver.first, key, normalized)
             so_far = driver.judge(so_far)
+            so_far.frozen = frozen_arrays
             if looks is not None:
                 so_far.validation, so_far.best = looks.trace(), looks.best
             if checkpoint is not None:
@@ -229,6 +233,8 @@ def fit(
             record = choose(_bounds_of_ends(rule, objective, loader, ends, key), [reason for _, reason in ends])
             carry, reason = ends[record.best]
     state = carry.state if looks is None or looks.best is None else looks.best
+    if reason is Reason.CONVERGED and int(state.count) != int(carry.state.count):
+        reason = Reason.STOPPED  # It is the last state that has converged, and not the best one, which is returned.
     q = state.q
     if reason is Reason.NOT_FINITE and int(state.count) == driver.first:
         cause = objective.explain_not_finite(q, loader.data)
@@ -246,7 +252,7 @@ def fit(
         starts=record,
     )
     result = driver.judge(result)
-    result.frozen = getattr(getattr(objective, "frozen", None), "arrays", None)
+    result.frozen = frozen_arrays
     if looks is not None:
         result.validation = looks.trace()
     if looks is not None and looks.best is not None:

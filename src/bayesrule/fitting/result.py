@@ -64,9 +64,9 @@ class Result:
         explanation: str | None = None,
         validation: dict[str, np.ndarray] | None = None,
         best: State | None = None,
+        frozen: PyTree = None,
     ):
-        self.validation, self.best = validation, best
-        self.frozen: PyTree = None
+        self.validation, self.best, self.frozen = validation, best, frozen
         self.state, self.trace, self.key, self.normalized = state, trace, key, normalized
         self.loop_reason = self._reason = Reason(reason)
         self._explanation: str | None = explanation
@@ -210,6 +210,7 @@ class Result:
             "starts": None if self.starts is None else tuple(self.starts),
             "validation": self.validation,
             "best": self.best,
+            "frozen": self.frozen,
         }
         write(path, fields)
 
