@@ -41,9 +41,16 @@ def average_over_points(
     return _average_sequentially(lambda k, _: _average(measure, q, points.part(q, k)), keys, None, carries_aux=False)
 
 
-def _average(measure: Callable[[PyTree], Measurement], q: HasStructure, point_set: PointSet) -> Measurement:
-    def measure_in_step_terms(theta: PyTree, factors: PyTree) -> Measurement:
-        at_theta = measure(theta)
+def average_given(
+    measure: Callable[..., Measurement], q: HasStructure, point_set: PointSet, given: PyTree
+) -> Measurement:
+    """Average measure(θ_s, given_s) over points that were chosen before, with what is known of each."""
+    return _average(measure, q, point_set, given)
+
+
+def _average(measure: Callable[..., Measurement], q: HasStructure, point_set: PointSet, *given: PyTree) -> Measurement:
+    def measure_in_step_terms(theta: PyTree, factors: PyTree, *given: PyTree) -> Measurement:
+        at_theta = measure(theta, *given)
         gradient, curvature = q.to_step_terms(at_theta.gradient, at_theta.curvature, theta, factors)
         # Families with a latent variable z, such as a Student-t's scale, add −log q(z | θ) to the loss.
         latent_correction = q.latent_correction(theta)
@@ -55,8 +62,8 @@ def _average(measure: Callable[[PyTree], Measurement], q: HasStructure, point_se
         )
 
     if point_set.weights.shape == (1,):  # A vmap over an axis of length one would slow convolutions down.
-        return measure_in_step_terms(*jax.tree.map(lambda t: t[0], (point_set.theta, point_set.factors)))
-    every = jax.vmap(measure_in_step_terms)(point_set.theta, point_set.factors)
+        return measure_in_step_terms(*jax.tree.map(lambda t: t[0], (point_set.theta, point_set.factors, *given)))
+    every = jax.vmap(measure_in_step_terms)(point_set.theta, point_set.factors, *given)
     curvature = None if every.curvature is None else q.structure.average(every.curvature, point_set.weights)
     rest = dataclasses.replace(every, curvature=None)
     return dataclasses.replace(average_leaves(rest, point_set.weights), curvature=curvature)

@@ -80,6 +80,25 @@ class Curvature(eqx.Module, Generic[Served]):
             The measurement, in the terms that `q.moved` takes.
         """
 
+    from_gradients: ClassVar[bool] = False
+    """Whether all that it measures can be computed from the gradient of the mean loss over a batch (`of_gradient`), so
+    that the gradient may be taken elsewhere (`Rule.update`)."""
+
+    def of_gradient(self, q: Served, theta: PyTree, gradient: PyTree, size: Any) -> Any:
+        """The curvature at θ, as far as a gradient tells; called only if `from_gradients`.
+
+        Args:
+            q: The member that θ was drawn from.
+            theta: One point.
+            gradient: ∇ℓ there, of the sum over N examples.
+            size: N.
+        """
+        raise ValueError(
+            f"{type(self).__name__} measures more than the gradient of a batch, so it needs the loss itself: use "
+            "rule.step(objective, …). Recipes that work from gradients alone are sgd, rmsprop, adam, adamw, ivon, Vadam "
+            "(adam at MonteCarlo points), dropout, straight_through and bayesbinn."
+        )
+
     def initial_aux(self, objective: AbstractObjective | None, q: Served) -> PyTree:
         """What the state carries before the first step: by default the objective's own aux. Called by `rule.init`."""
         return None if objective is None else objective.aux

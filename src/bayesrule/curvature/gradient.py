@@ -26,7 +26,11 @@ class Gradient(Curvature):
 
     serves: ClassVar[frozenset[str]] = frozenset({"none"})
     in_mu: ClassVar[bool] = True
+    from_gradients: ClassVar[bool] = True
     meaning: ClassVar[str] = "the gradient only"
+
+    def of_gradient(self, q: Any, theta: PyTree, gradient: PyTree, size: Any) -> None:
+        return None
 
     def measure(
         self, objective: AbstractObjective, q: Any, points: Points, batch: PyTree, aux: PyTree, key: Key | None
@@ -62,10 +66,14 @@ class SquaredGradient(Pointwise[HasStructure]):
     meaning: ClassVar[str] = "∇²ℓ̄ ≈ N ĝ∘ĝ, the mini-batch gradient squared (eq:rmsprop_update)"
     additive: ClassVar[bool] = False
     nonnegative: ClassVar[bool] = True
+    from_gradients: ClassVar[bool] = True
+
+    def of_gradient(self, q: HasStructure, theta: PyTree, gradient: PyTree, size: Any) -> PyTree:
+        return jax.tree.map(lambda g: jnp.asarray(1 / size, g.dtype) * g**2, gradient)
 
     def at(
         self, objective: AbstractObjective, q: HasStructure, theta: PyTree, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
         measured = value_and_gradient(objective, theta, batch, aux, key)
-        squares = jax.tree.map(lambda g: jnp.asarray(1 / objective.size, g.dtype) * g**2, measured.gradient)
+        squares = self.of_gradient(q, theta, measured.gradient, objective.size)
         return dataclasses.replace(measured, curvature=squares)

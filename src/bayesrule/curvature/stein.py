@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ class Stein(Pointwise[GaussianFamily]):
     meaning: ClassVar[str] = "E_q∇²ℓ̄ = E_q[S(θ − m)∇ℓ̄ᵀ] (Stein's identity)"
     slack: ClassVar[float] = 0.0
     gaussian_identity: ClassVar[bool] = True
+    from_gradients: ClassVar[bool] = True
     reads_output_covariance: ClassVar[bool] = True
     needs: ClassVar[tuple[Need, ...]] = (
         (
@@ -50,8 +51,11 @@ class Stein(Pointwise[GaussianFamily]):
         key: Key | None,
     ) -> Measurement:
         measured = value_and_gradient(objective, theta, batch, aux, key)
-        scaled_deviation = q.times(jax.tree.map(jnp.subtract, theta, q.mean))
-        return dataclasses.replace(measured, curvature=q.structure.outer(scaled_deviation, measured.gradient))
+        curvature = self.of_gradient(q, theta, measured.gradient, objective.size)
+        return dataclasses.replace(measured, curvature=curvature)
+
+    def of_gradient(self, q: GaussianFamily, theta: PyTree, gradient: PyTree, size: Any) -> Any:
+        return q.structure.outer(q.times(jax.tree.map(jnp.subtract, theta, q.mean)), gradient)
 
     def output_hessian(
         self, q: GaussianFamily, points: OutputPoints, center: Float[Array, "B K"]

@@ -127,6 +127,18 @@ class Family(eqx.Module, metaclass=OwnPrecision):
             f"Bare parameters do not determine which {cls.__name__} to start from: pass a member of the family."
         )
 
+    @property
+    def params(self) -> PyTree:
+        """The bare parameters that `around` makes a member from: the mean, or λ where θ is discrete.
+
+        They are what another program's optimizer calls the parameters, and keeps; `with_params` puts them back.
+        """
+        raise ValueError(f"A {type(self).__name__} is not made around bare parameters, so that it cannot give them.")
+
+    def with_params(self, params: PyTree) -> Self:
+        """The member with other bare parameters; with None, one without them, for those who keep them elsewhere."""
+        return eqx.tree_at(lambda q: q.params, self, params, is_leaf=lambda x: x is None)
+
     # The distribution.
 
     @abstractmethod

@@ -50,6 +50,11 @@ class Bernoulli(ExponentialFamily):
         return cls(params)
 
     @property
+    def params(self) -> PyTree:
+        """λ, the latent real weights of a binary network."""
+        return self.parameter
+
+    @property
     def probabilities(self) -> PyTree:
         """p = P(θ = +1) of every sign."""
         return jax.tree.map(lambda x: jax.nn.sigmoid(2 * x), self.parameter)

@@ -158,7 +158,8 @@ class Start(eqx.Module):
                 "for example at 0.01."
             )
         # Of a number the first measurement replaces nothing is left but its rounding error, so that it should be small.
-        is_prior = self.measured and objective.regularizer.normalized(DiagonalGaussian(params))
+        is_measured = self.measured and objective.knows_batch_size
+        is_prior = is_measured and objective.regularizer.normalized(DiagonalGaussian(params))
         factor = 0.0 if is_prior else objective.size if self.per_example else 1
         precision = jax.tree.map(lambda h: h * factor, self.precision)
         if not self.prior:

@@ -50,6 +50,11 @@ class AbstractObjective(eqx.Module, Generic[Served]):
     splits_batches: AbstractClassVar[bool]
     """Whether a batch may be measured in parts (`Microbatches`), whose losses add up."""
 
+    @property
+    def knows_batch_size(self) -> bool:
+        """Whether it can tell how many examples a batch has, so that a precision may start from what a batch shows."""
+        return True
+
     @abstractmethod
     def data(
         self, theta: PyTree, batch: PyTree = None, aux: PyTree = None, key: Key | None = None

@@ -58,6 +58,7 @@ from ..families.start import Start, as_start
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.batches import Weighted
+from ..objectives.external import External
 from ..objectives.objective import as_objective
 from ..points.base import Points
 from ..steps.guards import Guard, NoGuard
@@ -68,6 +69,7 @@ from .by_component import step_components
 from .compatibility import check
 from .describe import describe
 from .multistart import Search
+from .outside import check_outside, measurement_from, points_of, theta_of
 from .state import Info, State
 from .update import (
     Request,
@@ -161,7 +163,17 @@ class Rule(eqx.Module):
             mine["name"] = f"{self.name}, {changed}" if " with " in self.name else f"{self.name} with {changed}"
         return Rule(**(mine | pieces))
 
-    def init(self, params: PyTree, objective: Any = None, key: Key | None = None) -> State:
+    def init(
+        self,
+        params: PyTree,
+        objective: Any = None,
+        key: Key | None = None,
+        *,
+        size: Any = None,
+        regularizer: Any = None,
+        prior: Any = None,
+        batch_size: Any = None,
+    ) -> State:
         """The state to start from.
 
         Args:
@@ -169,10 +181,19 @@ class Rule(eqx.Module):
                 chooses its own starts (`multimodal` with bounds).
             objective: The objective, for algorithms whose start depends on the number of examples N or on the prior.
             key: A random key, for algorithms that choose their own starts.
+            size: N, in place of an objective, for gradients that are taken elsewhere: as for `update`.
+            regularizer: As for `update`.
+            prior: As for `update`.
+            batch_size: As for `update`; None if it is not known, and then the precision starts from a number, as
+                published, and not from what the first batches measure.
 
         Returns:
-            A `State` for `step`.
+            A `State` for `step`, or for `draw` and `update`.
         """
+        if size is not None:
+            if objective is not None:
+                raise ValueError("Give either an objective or the size= of one whose gradients are taken elsewhere.")
+            objective = External(size, regularizer, prior, batch_size)
         objective = None if objective is None else as_objective(objective)
         record = None
         if self.search is not None:
@@ -212,6 +233,72 @@ class Rule(eqx.Module):
             The new state, and an `Info` about the step. If the loss is not a finite number, q stays as it was.
         """
         return self.advance(objective, state, batch, key)[:2]
+
+    def draw(self, state: State, key: Key | None = None) -> tuple[PyTree, Key | None]:
+        """Where to differentiate the loss in a loop of your own: the first half of a step.
+
+        Args:
+            state: From `init` or from the step before.
+            key: A random key, a new one for each step, where the points are random; None for those at the mean.
+
+        Returns:
+            θ, in the shape of the parameters: q's mean for the delta method, a sample otherwise, several along a
+            leading axis where the points are several. And the ticket, which `update` takes: the key itself, from which
+            the same points are made again.
+
+        >>> import bayesrule as blr, jax, jax.numpy as jnp
+        >>> rule = blr.ivon(0.1, curvature=1.0)
+        >>> state = rule.init(jnp.zeros(3), size=100, regularizer=1.0)
+        >>> theta, ticket = rule.draw(state, jax.random.key(0))
+        >>> gradient = jax.grad(lambda w: jnp.mean((w - 1.0) ** 2))(theta)    # of the mean loss, without the prior
+        >>> state, info = rule.update(state, gradient, ticket, size=100, regularizer=1.0)
+        >>> int(state.count), bool(info.finite)
+        (1, True)
+        """
+        return theta_of(points_of(self, state, None if key is None else jax.random.clone(key))[1]), key
+
+    def update(
+        self,
+        state: State,
+        gradient: PyTree,
+        ticket: Key | None = None,
+        *,
+        size: Any,
+        regularizer: Any = None,
+        prior: Any = None,
+        batch_size: Any = None,
+        value: Any = None,
+        theta: PyTree = None,
+        strict: bool | None = None,
+    ) -> tuple[State, Info]:
+        """One update from a gradient that you have taken at the θ of `draw`: the second half of a step.
+
+        Args:
+            state: The state that `draw` was given.
+            gradient: The gradient of the *mean* loss over a batch, without the regularizer, with the axis of samples
+                that θ has.
+            ticket: From `draw`.
+            size: N, the number of training examples, as for `Objective`.
+            regularizer: As for `Objective`: δ, a dict, or a function.
+            prior: A family as the prior, instead of `regularizer`.
+            batch_size: M, over how many examples the gradient is averaged, for a `Window` in epochs and rates in Adam's
+                units (`vogn`, `ivon` with their defaults).
+            value: The mean loss at θ (one number, or one for each sample), for `info.objective`.
+            theta: θ itself, which saves making it again.
+            strict: Whether a gradient with any entry that is not finite skips the step; if not, such an entry counts as
+                zero. By default True without a value; with one, a value that is not finite skips the step.
+
+        Returns:
+            As `step` does. `info.objective` is NaN without a value.
+        """
+        objective = External(size, regularizer, prior, batch_size)
+        check_outside(self, objective, state)
+        self._check_state(objective, state)
+        key = None if ticket is None else jax.random.clone(ticket)
+        measured = measurement_from(self, objective, state, gradient, key, value, theta)
+        request = Request(strict=value is None if strict is None else strict, measured=measured)
+        state, info, _ = step_plain(self, objective, state, None, key, request)
+        return state, info if value is not None else dataclasses.replace(info, objective=jnp.full((), jnp.nan))
 
     def advance(
         self,

@@ -103,7 +103,7 @@ def update(
     q, steps = state.q, rule.steps
     measured = request.measured
     if measured is None:
-        measured = measure(rule, objective, _drawn_around(state), batch, state.aux, key, correction)
+        measured = measure(rule, objective, drawn_around(state, q), batch, state.aux, key, correction)
     elif correction is not None:  # The other components have moved since, so −log r_k is measured again.
         measured = _with_correction(rule, objective, q, measured, key, correction)
     finite = jnp.isfinite(measured.value) & _all_finite(
@@ -372,7 +372,9 @@ def initial_measurements(rule: Rule, q: Family, objective: AbstractObjective | N
         given: Whether the user gave a member of the family: its precision is then kept.
     """
     steps = rule.steps
-    if not steps.measured or rule.search is not None or objective is None or not has_proper_prior(objective, q):
+    if not steps.measured or rule.search is not None or objective is None or not objective.knows_batch_size:
+        return None, None
+    if not has_proper_prior(objective, q):
         return None, None
     relative = steps.scaling is not None and steps.scaling.measured
     return jnp.asarray(jnp.inf if given else 0.0, float), jnp.zeros(()) if relative else None
@@ -384,11 +386,16 @@ def _share(rule: Rule, objective: AbstractObjective, state: State, batch: PyTree
     return objective.share(batch) if used and has_proper_prior(objective, state.q) else None
 
 
-def _drawn_around(state: State) -> Any:
-    """The q to draw points from: before anything is measured all but its mean, as the prior would be too wide."""
+def drawn_around(state: State, q: Any) -> Any:
+    """The q to draw points from: before anything is measured all but its mean, as the prior would be too wide.
+
+    Args:
+        state: The state before the step.
+        q: Its q, at the temperature of the step.
+    """
     if state.averaged is None:
-        return state.q
-    return state.q.with_scaled_precision(jnp.where(state.averaged == 0, _NARROW, 1.0))
+        return q
+    return q.with_scaled_precision(jnp.where(state.averaged == 0, _NARROW, 1.0))
 
 
 def starting(state: State) -> Any:

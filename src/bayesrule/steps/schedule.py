@@ -57,8 +57,8 @@ def number(value: Number, name: str, *, low: float = 0.0, high: float = float("i
 
 
 def at(value: Any, count: Any) -> Any:
-    """The number at this step count: a schedule is evaluated, a constant returned."""
-    return value.schedule(count) if isinstance(value, Scheduled) else value
+    """The number at this step count: a schedule is evaluated, at an int32 as optax does; a constant is returned."""
+    return value.schedule(jnp.asarray(count, jnp.int32)) if isinstance(value, Scheduled) else value
 
 
 class PrecisionRate(eqx.Module):

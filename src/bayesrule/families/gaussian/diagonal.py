@@ -55,6 +55,10 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
         self.batch_ndim = batch_ndim
 
     @property
+    def params(self) -> PyTree:
+        return self.mean
+
+    @property
     def batch_shape(self) -> tuple[int, ...]:
         leaves = jax.tree.leaves(self.mean)
         return leaves[0].shape[: self.batch_ndim] if leaves else ()

@@ -64,6 +64,10 @@ class FixedGaussian(GaussianFamily, ExponentialFamily):
         self.precision = precision
 
     @property
+    def params(self) -> PyTree:
+        return self.mean
+
+    @property
     def elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # as its precision is
         return not self.dense
 

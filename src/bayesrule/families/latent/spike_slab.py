@@ -94,6 +94,11 @@ class SpikeSlab(Family):
         return cls(slab.around(params, precision), choices.pop("keep"), **choices)
 
     @property
+    def params(self) -> PyTree:
+        """m, the slab's mean: the weights of a unit that is kept."""
+        return self.slab.params
+
+    @property
     def mean(self) -> PyTree:
         """π₁m, the average of a unit's weights, and the network to predict with."""
         return jax.tree.map(lambda k, m: k.astype(m.dtype) * m, self.keep, self.slab.mean)
