@@ -1,4 +1,4 @@
-"""Gradient averaging, and preconditioners for the mean's step other than q's precision."""
+"""Preconditioners for the mean's step other than q's precision."""
 
 from __future__ import annotations
 
@@ -30,63 +30,6 @@ def adam_unit(share: Any) -> Any:
         share: M/N, or None where all data are in one batch.
     """
     return ADAM_LENGTH * jnp.sqrt(1.0 if share is None else share)
-
-
-class GradientAverage(eqx.Module):
-    r"""An exponential average of the gradient, $u ← βu + (1−β)g$, in place of g (`eq:adam_momentum`).
-
-    Args:
-        decay: β, between 0 and 1: a number or a schedule.
-        over: `"total"` averages the gradient of the data and the regularizer (Adam); `"data"` leaves the regularizer
-            outside of the average (IVON).
-        debias: Divide by $1 − β^t$, so that the first averages are not too small.
-    """
-
-    decay: Any
-    over: str = eqx.field(static=True)
-    debias: bool = eqx.field(static=True)
-
-    def __init__(self, decay: Number = 0.9, *, over: str = "total", debias: bool = True):
-        if over not in ("data", "total"):
-            raise ValueError(f'GradientAverage(over=…) is "data" or "total", got {over!r}.')
-        self.decay = number(decay, "The average's decay", high=1.0)
-        self.over = over
-        self.debias = debias
-
-    def updated(
-        self, average: PyTree, gradient: PyTree, count: Any, gate: Array | None = None
-    ) -> tuple[PyTree, PyTree]:
-        """The new average u, and what replaces the gradient in this step: u, or its debiased value û.
-
-        Args:
-            average: u before the step.
-            gradient: The gradient of this step.
-            count: How many steps were taken before it.
-            gate: 0 leaves the average as it was, for a step that is rejected; 1 or None updates it.
-        """
-        decay = at(self.decay, count)
-        share = 1 - decay if gate is None else gate * (1 - decay)
-        kept = decay if gate is None else 1 - share
-        new = jax.tree.map(
-            lambda u, g: jnp.asarray(kept, u.dtype) * u + jnp.asarray(share, u.dtype) * g, average, gradient
-        )
-        if not self.debias:
-            return new, new
-        correction = 1 / (1 - decay ** (count + 1.0))
-        return new, jax.tree.map(lambda u: jnp.asarray(correction, u.dtype) * u, new)
-
-    @property
-    def symbol(self) -> str:
-        """What replaces the gradient, in a printed formula."""
-        return "û" if self.debias else "u"
-
-    def formula(self, gradient: str) -> str:
-        """The average of `gradient` as a formula."""
-        average = f"u ← βu + (1 − β){gradient}"
-        return f"û = u/(1 − βᵗ),  {average}" if self.debias else average
-
-    def __str__(self) -> str:
-        return f"gradient averaged over the {self.over}, β = {format_number(self.decay)} (eq:adam_momentum)"
 
 
 class Scaling(eqx.Module):
