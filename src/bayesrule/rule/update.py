@@ -117,9 +117,7 @@ def update(
         gate = computed_after(
             gate, jnp.isfinite(value)
         )  # The prior's term is read off the old q, which the step overwrites.
-        used = dataclasses.replace(
-            measured, gradient=_finite_part(measured.gradient), curvature=_finite_part(measured.curvature)
-        )
+        used = _finite_measurement(rule, objective, q, measured)
     share = _share(rule, objective, state, batch)
     step, average, shaped = form_step(rule, objective, state, used, gate, temperature_scale, share)
     scale = None if step.divisor is None else step.divisor.v
@@ -561,6 +559,16 @@ def bound_at(rule: Rule, objective: AbstractObjective, q: Family, batch: PyTree,
 
 def _times(factor: Any, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jnp.asarray(factor, x.dtype) * x, tree)
+
+
+def _finite_measurement(rule: Rule, objective: AbstractObjective, q: Family, measured: Measurement) -> Measurement:
+    """The measurement with 0 in place of entries that are not finite, for a q whose entries move independently."""
+    gradient = _finite_part(measured.gradient)
+    if rule.curvature.squares_gradient and rule.points.at_mean:  # Squares of the finite part need no look of their own.
+        curvature = rule.curvature.of_gradient(q, None, gradient, objective.size)
+    else:
+        curvature = _finite_part(measured.curvature)
+    return dataclasses.replace(measured, gradient=gradient, curvature=curvature)
 
 
 def _finite_part(tree: PyTree) -> PyTree:

@@ -182,13 +182,21 @@ class Divisor(eqx.Module):
         """Σ v/d, Σ v/d² and Σ d over entries, with the divisors d of the gradient of the mean loss."""
         prior = None if self.prior is None else rest[0]
         v = None if self.v is None else rest[-1]
-        divisor = self._of(s, prior, v) / jnp.asarray(self.size, s.dtype)
+        divisor = self._of(s, prior, v)
         if v is None:
             v = jnp.maximum(self.temperature * s - (0.0 if prior is None else prior), 0) / self.size
         return jnp.stack([jnp.sum(v / divisor), jnp.sum(v / divisor**2), jnp.sum(divisor)]).astype(float)
 
+    @property
+    def common(self) -> Any:
+        """The factor N that all entries' divisors share, divided by the measured unit of the rate.
+
+        It divides the rate, which is one number, and not every entry.
+        """
+        return self.size if self.unit is None else self.size / jnp.where(self.unit == 0, 1.0, self.unit)
+
     def __call__(self, precision: PyTree) -> PyTree:
-        """What divides the gradient of the sum over N examples, for every entry of the new precision.
+        """What divides the gradient of the sum over N examples, for every entry of the new precision, without `common`.
 
         Called by `Family.moved` after the precision has moved.
         """
@@ -213,11 +221,9 @@ class Divisor(eqx.Module):
         else:
             divisor = s * cast(per_example)
         divisor = divisor + cast(self.damping)
-        if self.unit is not None:
-            return divisor * cast(self.size / jnp.where(self.unit == 0, 1.0, self.unit))
-        if self.start is None:
-            return divisor * cast(self.size)
-        return divisor * (cast(self.size) / (self._scaled(cast(self.start), prior_share) + cast(self.damping)))
+        if self.unit is not None or self.start is None:
+            return divisor
+        return divisor / (self._scaled(cast(self.start), prior_share) + cast(self.damping))
 
     def _scaled(self, v: Array, prior_share: Array | None) -> Array:
         scaled = jnp.sqrt(v) if self.root else v
