@@ -13,8 +13,9 @@ import bayesrule as blr
 
 linen, nnx = pytest.importorskip("flax.linen"), pytest.importorskip("flax.nnx")
 
-from bayesrule.interop.flax import from_linen, from_nnx  # noqa: E402
 from flax.training.train_state import TrainState  # noqa: E402
+
+from bayesrule.interop.flax import from_linen, from_nnx  # noqa: E402
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 3))
@@ -59,7 +60,7 @@ class Linen(linen.Module):
     @linen.compact
     def __call__(self, x, train):
         x = x.reshape((x.shape[0], -1))
-        # A bias here would have no gradient, as the mean is subtracted, and Adam would divide rounding errors by theirs.
+        # A bias here would have no gradient, and Adam would divide rounding errors by rounding errors.
         x = linen.Dense(5, use_bias=False, param_dtype=self.dtype)(x)
         x = linen.BatchNorm(use_running_average=not train, momentum=0.9, param_dtype=self.dtype)(x)
         x = linen.Dropout(self.rate, deterministic=not train)(jnp.tanh(x))

@@ -123,9 +123,10 @@ def _warn_of_repeated_layers(model: eqx.Module) -> None:
     jax.tree_util.tree_leaves_with_path(model, visit, is_leaf_takes_path=True)
     repeated = [paths for paths in places.values() if len(paths) > 1]
     if repeated:
+        places_of_one = " and ".join(repeated[0])
         warnings.warn(
-            f"The layer at {' and '.join(repeated[0])} is the same object, and equinox learns it as "
-            f"{len(repeated[0])} layers that begin alike. Tie their weights with eqx.nn.Shared, if that is meant; copies "
-            "of the layer (jax.tree.map(lambda x: x, layer)) say that it is not.",
+            f"The layer at {places_of_one} is the same object, and equinox learns it as {len(repeated[0])} layers that "
+            "begin alike. Tie their weights with eqx.nn.Shared, if that is meant; copies of the layer "
+            "(jax.tree.map(lambda x: x, layer)) say that it is not.",
             stacklevel=3,
         )

@@ -170,8 +170,6 @@ class Names:
         # Of an array only the name stays, so that nothing here holds the memory of the parameters.
         self.leaves = [self._name(path) if eqx.is_array(leaf) else leaf for path, leaf in leaves]
         self.names = [self._name(path) for path, leaf in leaves if eqx.is_array(leaf)]
-        if len(set(self.names)) < len(self.names):
-            raise ValueError("Two arrays of this module have the same path as text: rename one of its dict's keys.")
 
     def to_dict(self, tree: PyTree) -> dict[str, Any]:
         """The arrays of a tree that has arrays of these names, and perhaps others."""
