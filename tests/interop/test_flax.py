@@ -256,6 +256,25 @@ def test_nnx_dropout_draws_from_the_key_of_the_step():
     assert not np.allclose(values, other)
 
 
+def test_validation_evaluates_the_module_as_for_predictions():
+    network = from_nnx(Block(nnx.Rngs(0), rate=0.5))
+    objective = network.objective(loss, size=16, regularizer=1.0)
+    result = blr.fit(
+        blr.adam(0.01),
+        objective,
+        network.params,
+        (X[:16], Y[:16]),
+        steps=4,
+        batch_size=8,
+        key=jax.random.key(0),
+        validation=(X[16:], Y[16:]),
+    )
+    module = network.fitted(result).rebuild()
+    module.eval()
+    expected = np.mean(loss(module(jnp.asarray(X[16:])), Y[16:]))
+    np.testing.assert_allclose(result.validation["loss"][-1], expected, rtol=1e-12)
+
+
 def test_nnx_at_fixed_statistics_has_independent_examples():
     network = from_nnx(Block(nnx.Rngs(0), rate=0.5))
     objective = network.objective(loss, size=24, regularizer=1.0, train=False)

@@ -99,7 +99,13 @@ class Network:
                 state = jax.tree.map(kept, state, after, is_leaf=_is_none)
             return jax.vmap(loss)(output, y), state
 
-        return Objective.from_batch(losses, aux=self.state, **options)
+        apply = self.apply
+
+        def evaluate(params: PyTree, batch: Any, state: PyTree, key: Key) -> tuple[Any, PyTree]:
+            variables = params if state is None else eqx.combine(state, params)
+            return jax.vmap(lambda x, y: loss(apply(variables, x), y))(*batch), state
+
+        return Objective.from_batch(losses, aux=self.state, evaluate=evaluate, **options)
 
     def fitted(self, result: Result) -> Network:
         """This network with the mean of the result's q as its parameters, and the state that the fit ended with."""
