@@ -69,7 +69,6 @@ RULES = {
     "rmsprop": blr.rmsprop(0.005),
     "adam": blr.adam(0.01),
     "ogn": blr.ogn(1e-3),
-    "oggn": blr.oggn(1e-3),
     "vogn": blr.vogn(1e-3),
     "ivon": blr.ivon(1e-3),
 }
@@ -106,10 +105,10 @@ def test_half_precision_through_fits_files_and_predictions(tmp_path):
     mixed = {"w": jnp.asarray(WEIGHTS["w"], jnp.bfloat16), "v": jnp.asarray(WEIGHTS["v"], jnp.float32)}
     objective = blr.Objective(squared, output=apply, size=64, regularizer=1.0)
     options = {"steps": 10, "batch_size": 16, "key": jax.random.key(0)}
-    whole = blr.fit(blr.vogn(1e-3), objective, mixed, (X, Y), **{**options, "steps": 20})
-    half = blr.fit(blr.vogn(1e-3), objective, mixed, (X, Y), **options)
+    whole = blr.fit(blr.adam(0.01), objective, mixed, (X, Y), **{**options, "steps": 20})
+    half = blr.fit(blr.adam(0.01), objective, mixed, (X, Y), **options)
     half.save(tmp_path / "half")
-    resumed = blr.fit(blr.vogn(1e-3), objective, blr.load(tmp_path / "half"), (X, Y), steps=10, batch_size=16)
+    resumed = blr.fit(blr.adam(0.01), objective, blr.load(tmp_path / "half"), (X, Y), steps=10, batch_size=16)
     assert {name: leaf.dtype.name for name, leaf in resumed.q.mean.items()} == {"v": "float32", "w": "bfloat16"}
     for name in mixed:
         np.testing.assert_array_equal(whole.q.mean[name], resumed.q.mean[name])
