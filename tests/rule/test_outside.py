@@ -127,3 +127,26 @@ def test_errors_say_what_to_do():
     state = mixture.init({"a": jnp.stack([PARAMS["a"], -PARAMS["a"]])}, size=N, regularizer=1.0)
     with pytest.raises(ValueError, match="one by one"):
         mixture.update(state, PARAMS, jax.random.key(0), size=N, regularizer=1.0)
+
+
+@pytest.mark.parametrize("rule", [blr.adam(0.05), blr.ivon(0.1, decay=0.99)], ids=lambda r: r.name)
+def test_half_precision_parameters(rule):
+    """θ and the mean are in bfloat16, all else in float32, and the loss falls as far as in float32."""
+    ends = {}
+    for dtype in (jnp.bfloat16, jnp.float32):
+        state = rule.init(jax.tree.map(lambda p, dtype=dtype: p.astype(dtype), PARAMS), size=N, regularizer=1.0)
+
+        @jax.jit
+        def step(state, key):
+            theta, ticket = rule.draw(state, key)
+            assert theta["a"].dtype == state.q.mean["a"].dtype
+            gradient = jax.grad(lambda p: mean_loss(p, (X, Y)))(theta)
+            return rule.update(state, gradient, ticket, size=N, regularizer=1.0)[0]
+
+        for key in jax.random.split(jax.random.key(0), 100):
+            state = step(state, key)
+        assert state.q.mean["a"].dtype == dtype
+        assert state.q.precision["a"].dtype == state.average["a"].dtype == jnp.float32
+        ends[dtype] = float(mean_loss(state.q.mean, (X, Y)))
+    start = float(mean_loss(PARAMS, (X, Y)))
+    assert start - ends[jnp.bfloat16] > 0.8 * (start - ends[jnp.float32]) > 0.01

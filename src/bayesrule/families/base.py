@@ -99,6 +99,8 @@ class Family(eqx.Module, metaclass=OwnPrecision):
     """What it needs of the other pieces of a rule."""
     elementwise: ClassVar[bool] = False
     """Whether each entry of θ has its own parameters, so that a step treats the entries separately."""
+    keeps_half_precision: ClassVar[bool] = False
+    """Whether a mean in bfloat16 or float16 is kept so, with everything else in float32; else it is kept in float32."""
     separate_rates: ClassVar[bool] = False
     """Whether a step may have two rates, one for the mean and one for the precision."""
     symmetric: ClassVar[bool] = False

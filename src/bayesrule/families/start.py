@@ -130,8 +130,8 @@ class Start(eqx.Module):
                 "Some parameters are arrays of integers or booleans, which have no gradient: split them off with "
                 "params, frozen = blr.freeze(params), and give the objective frozen=frozen."
             )
-        # Half-precision parameters are kept, and moved, in float32: their updates would be lost in rounding.
-        params = jax.tree.map(_widen, given)
+        # A family that does not say otherwise keeps half-precision parameters in float32.
+        params = jax.tree.map(jnp.asarray if self.kind.keeps_half_precision else _widen, given)
         one_member = jax.tree.map(lambda x: x[0] if jnp.ndim(x) else x, params) if self.kind.is_mixture else params
         precision = self._initial_precision(one_member, objective, temperature)
         return self.kind.around(params, precision, **self.hyperparameters, **dict(self.choices))

@@ -22,6 +22,7 @@ from ..numerics.frozen import Frozen, as_frozen
 from ..numerics.linalg import symmetric_root
 from ..numerics.programs import compiled
 from ..numerics.random import Key
+from ..numerics.trees import wide
 from ..points.base import Points, PointSet
 
 _METHODS = ("samples", "mean", "linearized")
@@ -174,7 +175,7 @@ def _mean_and_variance(
         point_set = points_of_turn(turn)
         return jax.lax.scan(add, carry, (point_set.theta, point_set.weights))
 
-    dtype = like.dtype if jnp.issubdtype(like.dtype, jnp.inexact) else jnp.zeros(()).dtype
+    dtype = wide(like.dtype) if jnp.issubdtype(like.dtype, jnp.inexact) else jnp.zeros(()).dtype
     zero = jnp.zeros(like.shape, dtype)
     (total, mean, squares), _ = jax.lax.scan(take_turn, (jnp.zeros((), dtype), zero, zero), turns)
     return mean, squares / total

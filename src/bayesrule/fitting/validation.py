@@ -13,6 +13,7 @@ from jaxtyping import Array, PyTree
 from ..numerics.checks import positive_int
 from ..numerics.programs import compiled
 from ..objectives.base import AbstractObjective
+from ..objectives.batched import Batched
 from ..objectives.batches import Weighted, count_weight
 from ..rule.state import State
 from .loop import copy_for_donation
@@ -49,7 +50,8 @@ class Validation:
             )
         if isinstance(data, Weighted):
             data = Weighted(data.examples, data.weights)  # A mean over rows has no use for the count of a batch.
-        self.objective, self.data = objective, jax.tree.map(jnp.asarray, data)
+        self.objective = objective.for_evaluation() if isinstance(objective, Batched) else objective
+        self.data = jax.tree.map(jnp.asarray, data)
         self.rows, self.batch_size = objective.rows(self.data), batch_size or _ROWS
         self.metrics = {} if metrics is None else dict(metrics)
         if "step" in self.metrics or not all(map(callable, self.metrics.values())):

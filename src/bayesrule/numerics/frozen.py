@@ -24,10 +24,14 @@ class Frozen(eqx.Module):
     arrays: PyTree
     rest: tuple[Any, ...] = eqx.field(static=True)
     structure: Any = eqx.field(static=True)
+    dtypes: tuple[Any, ...] | None = eqx.field(static=True)
+    """The dtypes in which the learned leaves are handed over, where those are not their own."""
 
-    def __init__(self, tree: PyTree):
+    def __init__(self, tree: PyTree, dtypes: tuple[Any, ...] | None = None):
+        self.dtypes = dtypes
         if isinstance(tree, Frozen):
             self.arrays, self.rest, self.structure = tree.arrays, tree.rest, tree.structure
+            self.dtypes = tree.dtypes if dtypes is None else dtypes
             return
         self.arrays, rest = eqx.partition(tree, eqx.is_array_like)
         leaves, self.structure = jax.tree.flatten(rest, is_leaf=lambda leaf: leaf is None)
@@ -35,7 +39,20 @@ class Frozen(eqx.Module):
 
     def joined(self, theta: PyTree) -> PyTree:
         """All parameters: the learned ones as given, the others as they are here."""
+        if self.dtypes is not None:
+            leaves, structure = jax.tree.flatten(theta)
+            cast = [leaf.astype(dtype) for leaf, dtype in zip(leaves, self.dtypes, strict=True)]
+            theta = jax.tree.unflatten(structure, cast)
         return eqx.combine(theta, self.arrays, jax.tree.unflatten(self.structure, self.rest))
+
+    def rounding(self, like: PyTree) -> Frozen:
+        """The same, where learned leaves are handed over in the dtypes of `like`."""
+        return Frozen(self, tuple(leaf.dtype for leaf in jax.tree.leaves(like)))
+
+    @staticmethod
+    def nothing(like: PyTree) -> Frozen:
+        """No frozen leaves beside learned ones as in `like`."""
+        return Frozen(jax.tree.map(lambda _: None, like))
 
 
 def as_frozen(tree: PyTree) -> Frozen | None:

@@ -84,6 +84,11 @@ def wide(dtype: Any) -> Any:
     return jnp.promote_types(dtype, jnp.float32)
 
 
+def cast_like(tree: PyTree, like: PyTree) -> PyTree:
+    """Every leaf in the dtype of the corresponding leaf of `like`."""
+    return jax.tree.map(lambda x, other: x.astype(other.dtype), tree, like)
+
+
 def coarsest_eps(tree: PyTree) -> float:
     """The largest eps among the dtypes of the leaves, where statistics of half precision are in float32.
 

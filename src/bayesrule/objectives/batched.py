@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,6 +29,7 @@ class Batched(AbstractLoss):
     """
 
     loss: Callable[..., Any] = eqx.field(static=True)
+    evaluate: Callable[..., Any] | None = eqx.field(static=True)
     compute: Any = eqx.field(static=True)
     size: Any
     regularizer: Regularizer
@@ -48,8 +50,9 @@ class Batched(AbstractLoss):
         aux: PyTree = None,
         compute: Any = None,
         frozen: PyTree = None,
+        evaluate: Callable[..., Any] | None = None,
     ):
-        self.loss = loss
+        self.loss, self.evaluate = loss, evaluate
         self.compute = None if compute is None else jnp.dtype(compute)
         self.size = check_size(loss, size)
         self.regularizer = as_regularizer(regularizer, prior)
@@ -91,6 +94,10 @@ class Batched(AbstractLoss):
         examples = jax.tree.map(lambda x: x[index], data.examples)
         count = None if data.count is None else data.count * index.shape[0] / data.weights.shape[0]
         return Weighted(examples, data.weights[index], count)
+
+    def for_evaluation(self) -> Batched:
+        """The loss as it is evaluated on validation data."""
+        return self if self.evaluate is None else dataclasses.replace(self, loss=self.evaluate)
 
     def separable(self, needed_by: str) -> Objective:
         raise not_separable(needed_by)

@@ -11,7 +11,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, PyTree
 
 from ..families.gaussian.precision import SharedFeatures
-from ..numerics.trees import ravel
+from ..numerics.trees import ravel, wide
 
 
 class Weighted(eqx.Module):
@@ -132,6 +132,7 @@ def unpack(batch: PyTree, size: Any) -> tuple[PyTree, Float[Array, " B"] | None,
 
 def sum_scaled(values: Float[Array, " B"], scales: Float[Array, " B"]) -> Array:
     """Σ scale·loss over a batch. A zero weight leaves an example out altogether, even if its loss is not a number."""
+    values = values.astype(wide(values.dtype))  # A sum in half precision would lose most examples of a large batch.
     return jnp.sum(jnp.where(scales == 0, 0.0, values * scales.astype(values.dtype)))
 
 

@@ -102,14 +102,16 @@ class Objective(AbstractLoss):
         prior: Any = None,
         compute: Any = None,
         frozen: PyTree = None,
+        evaluate: Callable[..., Any] | None = None,
     ) -> Batched:
         """An objective whose examples are not independent, or whose loss is random.
 
         `function(params, batch, aux, key)` returns one loss for each example of the batch and the new
-        `aux` (batch statistics, say), which is kept in the rule's state and begins as `aux`.
+        `aux` (batch statistics, say), which is kept in the rule's state and begins as `aux`. `evaluate`, a function of
+        the same form, is what `fit(validation=…)` calls instead: with statistics as they are and nothing dropped.
         """
         options: Any = {"regularizer": regularizer, "prior": prior, "aux": aux, "compute": compute, "frozen": frozen}
-        return Batched(function, size=size, **options)
+        return Batched(function, size=size, evaluate=evaluate, **options)
 
     @property
     def has_linear_outputs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]  # depends on `linear`

@@ -19,6 +19,7 @@ from ..numerics.trees import wide
 from ..objectives.external import External
 from ..points.base import Points, PointSet
 from ..steps.schedule import Scheduled
+from .half_precision import is_half, wide_member
 from .state import State
 from .update import at_temperature, drawn_around, guard_of
 
@@ -58,7 +59,8 @@ def points_of(points: Points, schedule: Scheduled | None, state: State, key: Key
         state: The state before the step.
         key: The step's key.
     """
-    q = drawn_around(state, at_temperature(schedule, state.q, state.count))
+    own = wide_member(state.q) if is_half(state.q) else state.q
+    q = drawn_around(state, at_temperature(schedule, own, state.count))
     if points.parts == 1:
         return q, points.at(q, key)
     if key is None:

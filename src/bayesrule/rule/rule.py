@@ -56,6 +56,7 @@ from ..families.base import Family
 from ..families.gaussian.base import GaussianFamily
 from ..families.start import Start, as_start
 from ..numerics.random import Key
+from ..numerics.trees import cast_like
 from ..objectives.base import AbstractObjective
 from ..objectives.batches import Weighted
 from ..objectives.external import External
@@ -68,6 +69,7 @@ from .by_block import step_blocks
 from .by_component import step_components
 from .compatibility import check
 from .describe import describe
+from .half_precision import is_half
 from .multistart import Search
 from .outside import check_outside, measurement_from, points_of, theta_of
 from .state import Info, State
@@ -266,7 +268,10 @@ class Rule(eqx.Module):
         (1, True)
         """
         own = None if key is None else jax.random.clone(key)
-        return theta_of(points_of(self.points, self.steps.temperature_schedule, state, own)[1]), key
+        theta = theta_of(points_of(self.points, self.steps.temperature_schedule, state, own)[1])
+        if is_half(state.q):
+            theta = cast_like(theta, state.q.mean)
+        return theta, key
 
     def update(
         self,

@@ -33,6 +33,7 @@ from ..steps.guards import Backtracking, Guard, GuardedStep
 from ..steps.schedule import Scheduled, at
 from ..steps.step import Step
 from ..steps.window import Window, averaged_fraction, warming
+from .half_precision import is_half, rounded, widened
 from .state import Info, State
 
 if TYPE_CHECKING:
@@ -70,6 +71,9 @@ def step_plain(
     rule: Rule, objective: AbstractObjective, state: State, batch: PyTree, key: Key | None, request: Request
 ) -> StepResult:
     """One update of all of q at once."""
+    if is_half(state.q):
+        after, info, measured = step_plain(rule, *widened(objective, state), batch, key, request)
+        return rounded(after, state), info, measured
     q = at_temperature(rule.steps.temperature_schedule, state.q, state.count)
     state = dataclasses.replace(state, q=q)
     return update(rule, objective, state, batch, key, request)

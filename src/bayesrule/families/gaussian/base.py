@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from ...numerics.random import Key, normal
+from ...numerics.trees import wide
 from ...steps.step import Step
 from ..base import Family
 from .precision import Structure
@@ -106,7 +107,7 @@ class GaussianFamily(Family):
         return self.structure.add(first, second)
 
     def gradient_like(self) -> PyTree:
-        return self.mean
+        return jax.tree.map(lambda m: m.astype(wide(m.dtype)), self.mean)
 
     @property
     def noise_size(self) -> int:

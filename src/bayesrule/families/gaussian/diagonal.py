@@ -47,6 +47,7 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
     update: ClassVar[str] = "s ← (1 − ρτ)s + ρ E_q diag(∇²ℓ̄),  m ← m − ρ E_q∇ℓ̄ / s  (eq:don)"
     structure: ClassVar[Structure] = DIAGONAL
     reparameterized: ClassVar[bool] = True
+    keeps_half_precision: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
 
     def __init__(self, mean: PyTree, precision: PyTree = 1.0, *, batch_ndim: int = 0):
@@ -81,7 +82,8 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
 
     def transformed(self, noise: Float[Array, "... P"]) -> PyTree:
         deviation = unravel(noise, self.mean, self.batch_ndim)
-        return jax.tree.map(lambda m, s, e: m + e / jnp.sqrt(s), self.mean, self.precision, deviation)
+        move = lambda m, s, e: (m + e / jnp.sqrt(s)).astype(m.dtype)
+        return jax.tree.map(move, self.mean, self.precision, deviation)
 
     def drawn(self, key: Key, shape: tuple[int, ...] = (), *, standard: bool = False) -> PyTree:
         if standard:

@@ -47,6 +47,7 @@ class FixedGaussian(GaussianFamily, ExponentialFamily):
     update: ClassVar[str] = "m ← m − ρ S⁻¹ E_q∇ℓ̄  (eq:blr_sgd1, eq:sgd_cov)"
     structure: ClassVar[Structure] = NONE
     reparameterized: ClassVar[bool] = True
+    keeps_half_precision: ClassVar[bool] = True
 
     def __init__(self, mean: PyTree, precision: Any = 1.0, *, batch_ndim: int = 0):
         self.mean = floating(mean)
