@@ -51,9 +51,29 @@ def without_one(x: Float[Array, " D"]) -> Float[Array, " D"]:
     return x
 
 
-def logistic(f: Array, y: Any) -> Array:
+@dataclasses.dataclass(frozen=True)
+class Logistic:
     """−log p(y | f) of a label 0 or 1."""
-    return _softplus(f) - y * f
+
+    def __call__(self, f: Array, y: Any) -> Array:
+        return _softplus(f) - y * f
+
+    def averages(
+        self, f: Float[Array, "S B 1"], y: Any, weights: Float[Array, "S *B"], whole: bool
+    ) -> tuple[Float[Array, " B"], Float[Array, "B 1"], Float[Array, "B 1 *1"]]:
+        """The averages over points of every row's loss, of σ(f) − y and of σ(f)(1 − σ(f))."""
+        f = f[..., 0]
+        # Weights of every row multiply a sum: a product of matrices for each row would be laid out anew for it.
+        weights = weights.astype(f.dtype).reshape((len(f), -1))
+        average = lambda values: jnp.sum(weights * values, axis=0)
+        probability = _sigmoid(f)
+        loss = average(_softplus(f)) - y * average(f)
+        slope, curvature = average(probability) - y * jnp.sum(weights, axis=0), average(probability * (1 - probability))
+        return loss, slope[:, None], curvature.reshape((-1, 1, 1) if whole else (-1, 1))
+
+
+logistic = Logistic()
+"""−log p(y | f) of a label 0 or 1."""
 
 
 @jax.custom_jvp
