@@ -27,7 +27,7 @@ from ..objectives.base import AbstractObjective
 from ..objectives.batches import Microbatches
 from ..rule.rule import Rule
 from ..rule.state import State
-from ..rule.update import guard_of, measure, rejects_by_zero_rate
+from ..rule.update import guard_of, is_mixture, measure, rejects_by_zero_rate, with_factors
 from .convergence import Watch, first_watch, judge
 from .loader import batches_per_epoch, select_batch
 from .reason import Reason
@@ -222,11 +222,8 @@ def take_steps(
     Returns:
         The carry after the last step.
     """
-    q = carry.state.q.component_prototype
-    if batch_size is None and microbatches == 1 and objective.has_linear_outputs and isinstance(q, GaussianFamily):
-        # Linear outputs have the same Jacobians at every θ: compute them once for all steps.
-        examples = objective.separable("linear=True")
-        data = examples.linearized(q.mean, data, shared=q.structure.shares_features)
+    if batch_size is None and microbatches == 1:
+        data = with_shared_jacobians(objective, carry.state.q, data)
     if batch_size is None:
         data = objective.prepare(data)
     split = lambda batch: batch if microbatches == 1 else Microbatches(batch, microbatches)
@@ -239,7 +236,10 @@ def take_steps(
         )
         return new, info, measured if reuses else None
 
-    measured = measure(rule, objective, carry.state.q, split(data), carry.state.aux, None) if reuses else None
+    measured, q = None, carry.state.q
+    if reuses:
+        measured = measure(rule, objective, q, split(data), carry.state.aux, None)
+        measured = measured if is_mixture(q) else with_factors(q, measured)
     # A rule that rejects a step by rate 0 returns the old state itself; keeping a second copy would double the memory.
     restore = not (rule.guard.always_inside and rejects_by_zero_rate(rule, carry.state.q))
     shuffle_key, step_key = jax.random.split(key)
@@ -260,6 +260,15 @@ def take_steps(
         fixed_steps=fixed_steps,
         single=single,
     )
+
+
+def with_shared_jacobians(objective: AbstractObjective, q: Any, data: PyTree) -> PyTree:
+    """The data with the Jacobians of outputs that are linear in θ: the same at every θ, and so computed once."""
+    member = q.component_prototype
+    if not (objective.has_linear_outputs and isinstance(member, GaussianFamily)):
+        return data
+    examples = objective.separable("linear=True")
+    return examples.linearized(member.mean, data, shared=member.structure.shares_features)
 
 
 run_chunk = compiled(static=("batch_size", "diagnose", "microbatches", "fixed_steps", "single"), donate="carry")(
