@@ -390,6 +390,7 @@ def _alternate(
     fixed = to_logs({name: hyper[name] for name in held}) if held else None
     logs = to_logs({name: value for name, value in hyper.items() if name not in held} if held else hyper)
     values_at = lambda logs: jax.tree.map(np.exp, join(logs, fixed))
+    data = jax.tree.map(jnp.asarray, data)  # on the device, once for all fits
     extrapolation, current_tolerance = Extrapolation(), max(tolerance, _COARSE_TOLERANCE)
     fits, settled, result = 0, False, None
     while result is None or fits < rounds:
