@@ -131,9 +131,9 @@ class Softmax:
         powers = jnp.exp(scores - top)
         total = jnp.sum(powers, axis=-1, keepdims=True)
         p = powers / total
-        weights = jnp.broadcast_to(weights.reshape((-1, 1)) if weights.ndim == 1 else weights, f.shape[:2])
-        weights = weights.astype(f.dtype)
-        average = lambda values: jnp.einsum("sb,sb...->b...", weights, values)
+        weights = weights.astype(f.dtype).reshape((len(f), -1))
+        # Sums of products: as a product of matrices for each row, the points would be laid out anew.
+        average = lambda values: jnp.sum(weights.reshape(weights.shape + (1,) * (values.ndim - 2)) * values, axis=0)
         log_total, mean, middle = average((top + jnp.log(total))[..., 0]), average(p), average(f)
         own = jax.nn.one_hot(y, p.shape[-1], dtype=f.dtype)
         loss = log_total - jnp.sum(self.scores(middle) * own, axis=-1)
