@@ -65,16 +65,17 @@ def copy_for_donation(tree: PyTree) -> PyTree:
     The loop donates its carry, and the caller still owns these arrays. Weak types are dropped, because the loop returns
     strong ones and a second chunk of other types would be compiled again.
     """
+    leaves, structure = jax.tree.flatten(tree)
+    strong = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array) and not getattr(x, "weak_type", False)]
+    # Not `x.copy()`, which compiles a program for every shape, and JAX keeps those without a bound.
+    copies = jax.device_put([leaves[i] for i in strong], may_alias=False)
+    copied = dict(zip(strong, copies, strict=True))
 
     def copy(x: Any) -> Any:
-        if isinstance(x, jax.Array):
-            # Not `x.copy()`, which compiles a program for every shape, and JAX keeps those without a bound.
-            is_weak = getattr(x, "weak_type", False)
-            return jnp.array(x, dtype=x.dtype) if is_weak else jax.device_put(x, may_alias=False)
         # A copy on the host, which the call of the loop transfers to the device with all of its arguments.
-        return np.array(x) if isinstance(x, np.ndarray | np.generic) else jnp.array(x)
+        return np.array(x) if isinstance(x, np.ndarray | np.generic) else jnp.array(x, dtype=getattr(x, "dtype", None))
 
-    return jax.tree.map(copy, tree)
+    return jax.tree.unflatten(structure, [copied[i] if i in copied else copy(x) for i, x in enumerate(leaves)])
 
 
 def move_for_donation(tree: PyTree, held: PyTree) -> PyTree:
