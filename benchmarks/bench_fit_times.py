@@ -39,41 +39,47 @@ def build(case: str) -> tuple[Callable[[], Any], Callable[[], Any]]:
     """A fit of ours and one of scikit-learn's."""
     from sklearn import datasets, gaussian_process, linear_model, mixture
 
-    from bayesrule import estimators
+    from bayesrule.estimators import (
+        GaussianMixture,
+        GaussianProcessClassifier,
+        LogisticRegression,
+        PoissonRegression,
+        RidgeRegression,
+    )
 
     rng = np.random.default_rng(0)
     if case.endswith("5000"):
         x = rng.normal(size=(100, 5000))
         y = x[:, :40] @ np.full(40, 0.2) + 0.5 * rng.normal(size=100)
         if case.startswith("ridge"):
-            return lambda: estimators.RidgeRegression().fit(x, y), lambda: linear_model.BayesianRidge().fit(x, y)
+            return lambda: RidgeRegression().fit(x, y), lambda: linear_model.BayesianRidge().fit(x, y)
         return (
-            lambda: estimators.LogisticRegression().fit(x, y > 0),
+            lambda: LogisticRegression().fit(x, y > 0),
             lambda: linear_model.LogisticRegression().fit(x, y > 0),
         )
     if case.startswith("ridge"):
         x, y = datasets.load_diabetes(return_X_y=True)
-        return lambda: estimators.RidgeRegression().fit(x, y), lambda: linear_model.BayesianRidge().fit(x, y)
+        return lambda: RidgeRegression().fit(x, y), lambda: linear_model.BayesianRidge().fit(x, y)
     if case.startswith("Poisson"):
         x = rng.normal(size=(300, 4))
         y = rng.poisson(np.exp(x @ [0.3, 0.2, 0.0, 0.1]))
-        return lambda: estimators.PoissonRegression().fit(x, y), lambda: linear_model.PoissonRegressor().fit(x, y)
+        return lambda: PoissonRegression().fit(x, y), lambda: linear_model.PoissonRegressor().fit(x, y)
     if case.startswith("mixture"):
         x = datasets.load_iris().data
         return (
-            lambda: estimators.GaussianMixture(3, random_state=0).fit(x),
+            lambda: GaussianMixture(3, random_state=0).fit(x),
             lambda: mixture.GaussianMixture(3, random_state=0).fit(x),
         )
     x, y = datasets.load_digits(return_X_y=True) if "digits" in case else datasets.load_breast_cancer(return_X_y=True)
     x = (x - x.mean(axis=0)) / np.where(x.std(axis=0) > 0, x.std(axis=0), 1.0)
     if case.startswith("logistic"):
         return (
-            lambda: estimators.LogisticRegression().fit(x, y),
+            lambda: LogisticRegression().fit(x, y),
             lambda: linear_model.LogisticRegression(max_iter=5000).fit(x, y),
         )
     kernel = gaussian_process.kernels.ConstantKernel() * gaussian_process.kernels.RBF(5.0)
     return (
-        lambda: estimators.GaussianProcessClassifier().fit(x, y),
+        lambda: GaussianProcessClassifier().fit(x, y),
         lambda: gaussian_process.GaussianProcessClassifier(kernel).fit(x, y),
     )
 

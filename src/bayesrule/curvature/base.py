@@ -194,9 +194,7 @@ class Pointwise(Curvature[StructuredQ], Generic[StructuredQ]):
             known = {} if covariance is None else {"covariance": covariance}
             own_key = None if key is None else jax.random.clone(key)
             outputs, weights = points.outputs(q, center, jacobian, own_key, **known)
-            at_points = OutputPoints.evaluate(
-                objective, q.mean, examples, scales, outputs, weights, jacobian, covariance
-            )
+            at_points = OutputPoints.of(objective, q.mean, examples, scales, outputs, weights, jacobian, covariance)
             return at_points.to_measurement(q.structure, self.output_hessian(q, at_points, center), None)
 
         center, jacobian = linear.outputs(q.mean), linear.jacobian

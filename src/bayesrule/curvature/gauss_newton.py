@@ -160,9 +160,7 @@ class _OutputHessians:
     def sandwich(self) -> Measurement:
         outputs = self.objective.outputs(self.theta, self.examples)[None]
         jacobian = self.objective.jacobians(self.theta, self.examples)
-        points = OutputPoints.evaluate(
-            self.objective, self.theta, self.examples, self.scales, outputs, jnp.ones(1), jacobian
-        )
+        points = OutputPoints.of(self.objective, self.theta, self.examples, self.scales, outputs, jnp.ones(1), jacobian)
         output_hessian, fisher = None, self.fisher
         if fisher is not None:
             output_hessian = jax.vmap(lambda f: jnp.reshape(fisher(f), (f.size, f.size)))(outputs[0])

@@ -26,21 +26,19 @@ from .measurement import Measurement
 
 
 class OutputPoints(eqx.Module):
-    """Weighted points of every example's outputs, and the loss and its gradient in the outputs there."""
+    """Weighted points of every example's outputs, and the loss there."""
 
     examples: PyTree
     scales: Float[Array, " B"]
     outputs: Float[Array, "S B K"]
     weights: Float[Array, "S *B"]
     jacobian: PyTree
-    losses: Float[Array, "S B"]
-    slopes: Float[Array, "S B K"]
     covariance: Float[Array, "B K K"] | None
     loss: Callable[[Array, Any], Array] = eqx.field(static=True)
     averages: Callable[..., Any] | None = eqx.field(static=True, default=None)
 
     @staticmethod
-    def evaluate(
+    def of(
         objective: Objective,
         theta: PyTree,
         examples: PyTree,
@@ -50,7 +48,7 @@ class OutputPoints(eqx.Module):
         jacobian: PyTree,
         covariance: Float[Array, "B K K"] | None = None,
     ) -> OutputPoints:
-        """Evaluate the loss and its gradient at the outputs' points.
+        """The outputs' points of an objective.
 
         Args:
             objective: An objective with `output`; θ gives the shape of one output.
@@ -62,9 +60,13 @@ class OutputPoints(eqx.Module):
             covariance: The outputs' covariance under q, for a curvature that reads it.
         """
         loss = objective.output_loss(theta, examples)
-        losses, slopes = jax.vmap(jax.vmap(jax.value_and_grad(loss)), in_axes=(0, None))(outputs, examples[1])
         averages = getattr(objective.loss, "averages", None)
-        return OutputPoints(examples, scales, outputs, weights, jacobian, losses, slopes, covariance, loss, averages)
+        return OutputPoints(examples, scales, outputs, weights, jacobian, covariance, loss, averages)
+
+    @property
+    def losses_and_slopes(self) -> tuple[Float[Array, "S B"], Float[Array, "S B K"]]:
+        """The loss and its gradient in the outputs at every point."""
+        return jax.vmap(jax.vmap(jax.value_and_grad(self.loss)), in_axes=(0, None))(self.outputs, self.examples[1])
 
     def expected(self, values: Float[Array, "S B *X"]) -> Float[Array, "B *X"]:
         """The weighted mean over the points."""
@@ -87,11 +89,10 @@ class OutputPoints(eqx.Module):
     ) -> Measurement:
         """The gradient Jᵀ E∇_f ℓ and the curvature Jᵀ M J, with M = E∇²_f ℓ unless `output_hessian` gives another."""
         if self.averages is not None and output_hessian is None:
-            # The losses and slopes at every point are not used then, and the compiler leaves them out.
             whole = structure.couples_outputs or not isinstance(self.jacobian, SharedFeatures)
             loss, slope, middle = self.averages(self.outputs, self.examples[1], self.weights, whole)
         else:
-            loss, slope = self.expected(self.losses), self.expected(self.slopes)
+            loss, slope = map(self.expected, self.losses_and_slopes)
             middle = self.hessians() if output_hessian is None else output_hessian
         loss, slope, middle = self.scaled(loss), self.scaled(slope), self.scaled(middle)
         if isinstance(self.jacobian, SharedFeatures):

@@ -22,3 +22,5 @@ class Measurement(eqx.Module):
     latent_correction: Measurement | None = None
     """The same of −log q(z | θ), where θ is drawn by way of a latent z (a mixture's component, a Student-t's scale).
     The step adds it, times its temperature."""
+    factors: Any = None
+    """What q has computed of its precision on the way (`Family.factors`), where the next step begins there."""

@@ -69,7 +69,7 @@ class Stein(Pointwise[GaussianFamily]):
         size = center.shape[1]
         if covariance.ndim == 2:  # variances of independent outputs
             covariance = covariance[:, :, None] * jnp.eye(size, dtype=covariance.dtype)
-        cross = points.expected((points.outputs - center)[..., :, None] * points.slopes[..., None, :])
+        cross = points.expected((points.outputs - center)[..., :, None] * points.losses_and_slopes[1][..., None, :])
         epsilon, total_variance = jnp.finfo(center.dtype).eps, jnp.trace(covariance, axis1=1, axis2=2)
         is_constant = (total_variance <= epsilon * jnp.max(total_variance))[:, None, None]
         identity = jnp.eye(size, dtype=center.dtype)

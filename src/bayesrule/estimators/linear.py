@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import math
 import warnings
+from functools import cache
 from typing import Any, ClassVar, Self
 
 import jax
@@ -85,7 +86,7 @@ class _LinearModel(Estimator):
         precision, result = self._given_precision(), None
         is_full_gaussian = rule.family.kind is Gaussian
         # Laplace's method with the same precision provides the start.
-        rough_rule = _by_class_at_mean(rule) if rule.family.kind is BlockDiagonalGaussian else laplace()
+        rough_rule = _by_class_at_mean(rule) if rule.family.kind is BlockDiagonalGaussian else _laplace()
         is_dense = is_full_gaussian or rule.family.kind is BlockDiagonalGaussian
         # A flat prior determines nothing outside of the space of the rows.
         wide = is_full_gaussian and self.batch_size is None and precision != 0 and row_space.is_wide(*X.shape)
@@ -307,6 +308,11 @@ class _LinearModel(Estimator):
     def _predictive(self, X: np.ndarray) -> tuple[np.ndarray, ...]:
         """The mean and the variance of a new y."""
         return regression.map_rows(regression.predictive, self.posterior_, X, self._kind)
+
+
+@cache
+def _laplace() -> Rule:
+    return laplace()
 
 
 def _by_class_at_mean(rule: Rule) -> Rule:

@@ -197,6 +197,17 @@ class Family(eqx.Module, metaclass=OwnPrecision):
         """
         return self.entropy()
 
+    def factors(self) -> Any:
+        """Factors of the parameters that a measurement at q and the next step from it both need; None without any.
+
+        Called where a guard has measured the loss at q, inside a trace. `fit` hands them to the next step, which gives
+        them back by `recall_factors`.
+        """
+        return None
+
+    def recall_factors(self, factors: Any) -> None:
+        """Take what `factors` of the same q has returned as known, in the current trace. The default does nothing."""
+
     def latent_correction(self, theta: PyTree) -> tuple[Array, PyTree, Any] | None:
         """The part of log q(θ) that `moved` does not take into account, and its derivatives in θ.
 

@@ -122,7 +122,7 @@ def judge_bound(rule: Rule, objective: AbstractObjective, state: State, data: Py
         else:
             bound = Bound(float(np.asarray(as_measured(key[None]))[0, 0]), 0.0)
         return bound._replace(error=None) if points.delta else bound
-    over_outputs = _integrates_outputs(objective, q)
+    over_outputs = integrates_outputs(objective, q)
     samples, most = _budget(q, objective, data)
     judges = judging_points_of(points, objective, q, data)
     chunk = max(1, min(samples, _MEMORY // max(1, _numbers(data) + _numbers(q))))
@@ -153,7 +153,7 @@ def _shifts_affordable(q: Family, objective: AbstractObjective, data: PyTree) ->
     return max(_SHIFTS, _budget(q, objective, data)[1] // _SHIFTS)
 
 
-def _integrates_outputs(objective: AbstractObjective, q: Family) -> bool:
+def integrates_outputs(objective: AbstractObjective, q: Family) -> bool:
     """Whether E_q ℓ is an integral over each example's outputs: those linear in a Gaussian θ are Gaussian."""
     gaussian = isinstance(q, GaussianFamily) and not q.batch_shape
     return gaussian and objective.has_linear_outputs and not objective.regularizer.expands_at_mean(q)
@@ -161,7 +161,7 @@ def _integrates_outputs(objective: AbstractObjective, q: Family) -> bool:
 
 def judging_points_of(points: Points, objective: AbstractObjective, q: Family, data: PyTree) -> Judges:
     """The points that judge those of a fit on an objective which is not a model (`points/judging.py`)."""
-    samples, over_outputs = _budget(q, objective, data)[0], _integrates_outputs(objective, q)
+    samples, over_outputs = _budget(q, objective, data)[0], integrates_outputs(objective, q)
     member = q.component_prototype
     if over_outputs:
         center = _outputs_at_mean.eval_shape(objective, q, data)

@@ -3,7 +3,8 @@ r"""Has a fit converged to the optimum of its integrals, or to that of the grid 
 Gauss–Hermite nodes lie about half a standard deviation of q apart. Where a likelihood bends within a shorter distance,
 as a softmax does under a wide q, they jump over the bend, and the fit converges to the optimum of another bound. So
 once a fit has converged, the natural gradient is measured at finer points. Where its decrement is not far below what
-matters, the linearized distance to the optimum at those points decides (`distance_to_fixed_point`).
+matters, the linearized distance to the optimum at those points decides (`distance_to_fixed_point`). The same program
+measures the bound at both kinds of points, whose difference is the error of the bound (`bound`).
 
 Random points are not judged here: `result.bound_error` says what they leave open. Nor is the delta method, which is an
 expansion and no integral.
@@ -12,12 +13,13 @@ expansion and no integral.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from ..curvature.base import Pointwise
 from ..factor_graph.model import Model
 from ..families.gaussian.base import GaussianFamily
 from ..families.product import Product
@@ -28,8 +30,9 @@ from ..points.quadrature import Quadrature
 from ..rule.rule import Rule
 from ..rule.state import State
 from .accelerate import has_linearization
-from .bound import judging_points_of, refined_models
+from .bound import Bound, integrates_outputs, judging_points_of, refined_models
 from .fixed_point import distance_to_fixed_point, without_guard
+from .loop import with_shared_jacobians
 
 # How far from the optimum at finer points q may be, in nats, times the root of the number of parameters, among which
 # the distance is shared: of a single one the mean is then at most 0.04 standard deviations off. A tolerance that is
@@ -38,10 +41,26 @@ _NEGLIGIBLE = 1e-3
 _SUSPICIOUS = 0.2  # From this part of it on the decrement says too little, and the distance is computed.
 
 
-def explain_coarse_points(
-    rule: Rule, objective: AbstractObjective, state: State, data: PyTree, key: Key, tolerance: float
-) -> str | None:
-    """What is wrong with the points of a fit that converged, and what to do; None if they are fine enough.
+class AtFinerPoints(NamedTuple):
+    """What was measured at a q at finer points than those of its fit.
+
+    Attributes:
+        rule, objective: the fit's, at finer points.
+        decrement: of the natural gradient there, in nats.
+        bound: the bound there, with its difference from the bound at the fit's own points as the error; None where the
+            bound is not to be judged at these points.
+    """
+
+    rule: Rule
+    objective: AbstractObjective
+    decrement: float
+    bound: Bound | None
+
+
+def measure_at_finer_points(
+    rule: Rule, objective: AbstractObjective, state: State, data: PyTree, key: Key
+) -> AtFinerPoints | None:
+    """Measure the state's q at finer points; None where no grid is in use, or none can be made finer.
 
     Args:
         rule: the rule.
@@ -49,14 +68,33 @@ def explain_coarse_points(
         state: the last state.
         data: all data.
         key: the key of the fit.
-        tolerance: that of the fit.
     """
     finer = _finer(rule, objective, state, data)
     if finer is None:
         return None
+    if not _judges_bound(rule, objective, state):
+        return AtFinerPoints(*finer, float(_decrement(*finer, state, data, key)), None)
+    decrement, fine, own = jax.device_get(_decrement_and_bounds(finer[0], rule, objective, state, data, key))
+    return AtFinerPoints(*finer, float(decrement), Bound(float(fine), abs(float(fine) - float(own))))
+
+
+def explain_coarse_points(
+    there: AtFinerPoints | None, state: State, data: PyTree, key: Key, tolerance: float
+) -> str | None:
+    """What is wrong with the points of a fit that converged, and what to do; None if they are fine enough.
+
+    Args:
+        there: what was measured at finer points.
+        state: the last state.
+        data: all data.
+        key: the key of the fit.
+        tolerance: that of the fit.
+    """
+    if there is None:
+        return None
     limit = max(_NEGLIGIBLE * math.sqrt(_parameters(state.q)), 10 * tolerance)
-    distance = float(_decrement(*finer, state, data, key))
-    if distance > max(_SUSPICIOUS * limit, tolerance) and has_linearization(finer[0], finer[1], state.q):
+    distance, finer = there.decrement, (there.rule, there.objective)
+    if distance > max(_SUSPICIOUS * limit, tolerance) and has_linearization(*finer, state.q):
         distance = distance_to_fixed_point(*finer, state, data, key)
     if not distance > limit:
         return None
@@ -83,6 +121,17 @@ def _finer(
     return rule.replace(points=finer), objective
 
 
+def _judges_bound(rule: Rule, objective: AbstractObjective, state: State) -> bool:
+    """Whether `judge_bound` would take the bound at the same finer points, and its error from the fit's own.
+
+    So it is where the grids are over each example's outputs, and the curvature is measured there as well.
+    """
+    if isinstance(objective, Model) or not integrates_outputs(objective, state.q):
+        return False
+    over_outputs = isinstance(rule.curvature, Pointwise) and rule.curvature.integrates_outputs
+    return over_outputs and not rule.steps.follows_temperature_schedule
+
+
 def _parameters(q: Any) -> int:
     """The number of entries of all means; 1 where there are none."""
     members = q.blocks.values() if isinstance(q, Product) else [q.component_prototype]
@@ -94,3 +143,13 @@ def _parameters(q: Any) -> int:
 def _decrement(rule: Rule, objective: AbstractObjective, state: State, data: PyTree, key: Key) -> Array:
     # A guard and an acceleration do not change the natural gradient at q, and take time to compile.
     return without_guard(rule).advance(objective, state, data, key, diagnose=True)[1].decrement
+
+
+@compiled(rare=True)
+def _decrement_and_bounds(
+    finer: Rule, rule: Rule, objective: AbstractObjective, state: State, data: PyTree, key: Key
+) -> tuple[Array, Array | None, Array]:
+    """The decrement and the bound at finer points, and the bound at the rule's own."""
+    data = with_shared_jacobians(objective, state.q, data)
+    info = without_guard(finer).advance(objective, state, data, key, diagnose=True)[1]
+    return info.decrement, info.bound, rule.bound(objective, state.q, data, aux=state.aux)

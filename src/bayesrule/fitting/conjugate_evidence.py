@@ -63,7 +63,9 @@ def evidence_step(
         posterior = _moved_with_prior(q, hyper(vector), hyper(changed), prior)
         return jax.grad(explicit)(changed, posterior)
 
-    step, gain = _newton_step(slope(vector), jax.jacfwd(slope)(vector))
+    # The slope comes with its derivative, so that it is traced and computed once.
+    hessian, value = jax.jacfwd(lambda vector: (slope(vector),) * 2, has_aux=True)(vector)
+    step, gain = _newton_step(value, hessian)
     return unravel(step), gain
 
 

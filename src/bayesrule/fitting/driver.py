@@ -17,7 +17,8 @@ from ..objectives.base import AbstractObjective
 from ..rule.rule import Rule
 from ..rule.state import State
 from .accelerate import accelerate_if_slow, accelerated, confirm, has_linearization, is_accelerated, steps_to_patience
-from .coarse_points import explain_coarse_points
+from .bound import Bound, judge_bound
+from .coarse_points import AtFinerPoints, explain_coarse_points, measure_at_finer_points
 from .convergence import Watch
 from .explain_stop import explain_slow, explain_stop
 from .improper import explain_improper, may_be_improper
@@ -71,6 +72,7 @@ class Driver:
         self.first_q = state.q
         self.confirmable = tolerance is not None and self.full_batch and has_linearization(rule, objective, state.q)
         self._verdict: tuple[Any, tuple[Reason, str | None]] | None = None
+        self._at_finer_points: tuple[State, AtFinerPoints | None] | None = None
 
     @property
     def returns_to_start(self) -> bool:
@@ -88,6 +90,10 @@ class Driver:
     def _is_fast(self, state: State) -> bool:
         """Whether a state is on its way with accelerated steps."""
         return state.history is not None and self.faster is not None and is_accelerated(self.faster, state)
+
+    def _active_rule(self, fast: bool) -> Rule:
+        # `faster` is asked for only where it is used: most fits end before it has to be built.
+        return self.faster if fast and self.faster is not None else self.rule
 
     @property
     def last(self) -> int:
@@ -111,7 +117,7 @@ class Driver:
         left = steps_to_patience(carry)
         if not fast and carry.watch is not None and 0 < left < until - count:
             until = count + left  # Then it is decided whether to go on with accelerated steps.
-        carry = self._run(self.faster if self.faster is not None and fast else self.rule, carry, until)
+        carry = self._run(self._active_rule(fast), carry, until)
         return self.decide(carry, until)
 
     def decide(self, carry: Carry, until: int) -> Carry:
@@ -125,8 +131,7 @@ class Driver:
                 carry = self.begin(copy_for_donation(self.rule.init(q, self.objective, self.key)))
                 carry = self._run(self.rule, carry, until)
         if self.confirmable and self.tolerance is not None:
-            active = self.faster if fast and self.faster is not None else self.rule
-            carry = confirm(active, self.objective, carry, self.data, self.key, self.tolerance)
+            carry = confirm(self._active_rule(fast), self.objective, carry, self.data, self.key, self.tolerance)
         if fast or steps_to_patience(carry) > 0 or self.faster is None:
             return carry
         return accelerate_if_slow(self.faster, carry)
@@ -162,6 +167,13 @@ class Driver:
             result.judged_by(partial(self._verdict_on, plain))
         return result
 
+    def bound(self, state: State) -> Bound:
+        """The evidence lower bound at a state and its error: as the verdict has measured it, if it has."""
+        judged, there = self._at_finer_points or (None, None)
+        if judged is state and there is not None and there.bound is not None:
+            return there.bound
+        return judge_bound(self.rule, self.objective, state, self.data, self.key)
+
     def improper(self, result: Result) -> str | None:
         """What to say where the fit has no posterior to converge to; None if it has one, or that is not known."""
         if result.normalized or not self.full_batch or self.rule.search is not None:
@@ -191,7 +203,9 @@ class Driver:
             if explanation is not None and not result.normalized:
                 explanation += " If they never suffice: without a proper prior the posterior may be improper."
         if reason is Reason.CONVERGED and self.full_batch and self.tolerance:
-            coarse = explain_coarse_points(rule, self.objective, result.state, self.data, self.key, self.tolerance)
+            there = measure_at_finer_points(rule, self.objective, result.state, self.data, self.key)
+            self._at_finer_points = result.state, there
+            coarse = explain_coarse_points(there, result.state, self.data, self.key, self.tolerance)
             if coarse is not None:
                 return Reason.COARSE_POINTS, coarse
         return reason, explanation

@@ -31,6 +31,7 @@ from ..objectives.objective import as_objective
 from ..objectives.regularizers import as_regularizer
 from ..rule.rule import Rule
 from ..rule.state import State
+from .accelerate import accelerated
 from .bound import judge_bound
 from .conjugate_evidence import Extrapolation, evidence_step, join, with_new_prior
 from .evidence_slope import bound_and_slope, has_plain_steps, with_bases_of
@@ -390,6 +391,7 @@ def _alternate(
     fixed = to_logs({name: hyper[name] for name in held}) if held else None
     logs = to_logs({name: value for name, value in hyper.items() if name not in held} if held else hyper)
     values_at = lambda logs: jax.tree.map(np.exp, join(logs, fixed))
+    data = jax.tree.map(jnp.asarray, data)  # on the device, once for all fits
     extrapolation, current_tolerance = Extrapolation(), max(tolerance, _COARSE_TOLERANCE)
     fits, settled, result = 0, False, None
     while result is None or fits < rounds:
@@ -413,6 +415,9 @@ def _alternate(
             break
         if settled or np.max(np.abs(residual)) < _CLOSE:  # From here on a rough q would mislead.
             current_tolerance = tolerance
+        if result.state.history is not None and rule.steps.acceleration is None:
+            # Plain steps were too slow, and would be again at the next hyper-parameters.
+            rule = accelerated(rule, current, result.q, data) or rule
         if fits < rounds:
             after = unravel(extrapolation.next(vector, residual))
             start = with_new_prior(result.q, values_at(logs), values_at(after), prior)

@@ -32,7 +32,6 @@ from ..objectives.objective import Objective, as_objective
 from ..rule.rule import Rule
 from ..rule.state import State
 from .accelerate import PATIENCE
-from .bound import judge_bound
 from .convergence import first_watch
 from .driver import Driver
 from .loader import Loader, batches_per_epoch
@@ -246,7 +245,7 @@ def fit(
         driver.first,
         key,
         normalized,
-        bound=partial(judge_bound, rule, objective, state, loader.data, key) if loader.batch_size is None else None,
+        bound=partial(driver.bound, state) if loader.batch_size is None else None,
         minima=None if rule.search is None else partial(minima, rule, objective, state, loader.data),
         loo=partial(leave_one_out, objective, q, loader.data) if isinstance(objective, Model) else None,
         starts=record,

@@ -27,7 +27,7 @@ from ..objectives.base import AbstractObjective
 from ..objectives.batches import Microbatches
 from ..rule.rule import Rule
 from ..rule.state import State
-from ..rule.update import guard_of, measure, rejects_by_zero_rate
+from ..rule.update import guard_of, is_mixture, measure, rejects_by_zero_rate, with_factors
 from .convergence import Watch, first_watch, judge
 from .loader import batches_per_epoch, select_batch
 from .reason import Reason
@@ -65,16 +65,17 @@ def copy_for_donation(tree: PyTree) -> PyTree:
     The loop donates its carry, and the caller still owns these arrays. Weak types are dropped, because the loop returns
     strong ones and a second chunk of other types would be compiled again.
     """
+    leaves, structure = jax.tree.flatten(tree)
+    strong = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array) and not getattr(x, "weak_type", False)]
+    # Not `x.copy()`, which compiles a program for every shape, and JAX keeps those without a bound.
+    copies = jax.device_put([leaves[i] for i in strong], may_alias=False)
+    copied = dict(zip(strong, copies, strict=True))
 
     def copy(x: Any) -> Any:
-        if isinstance(x, jax.Array):
-            # Not `x.copy()`, which compiles a program for every shape, and JAX keeps those without a bound.
-            is_weak = getattr(x, "weak_type", False)
-            return jnp.array(x, dtype=x.dtype) if is_weak else jax.device_put(x, may_alias=False)
         # A copy on the host, which the call of the loop transfers to the device with all of its arguments.
-        return np.array(x) if isinstance(x, np.ndarray | np.generic) else jnp.array(x)
+        return np.array(x) if isinstance(x, np.ndarray | np.generic) else jnp.array(x, dtype=getattr(x, "dtype", None))
 
-    return jax.tree.map(copy, tree)
+    return jax.tree.unflatten(structure, [copied[i] if i in copied else copy(x) for i, x in enumerate(leaves)])
 
 
 def move_for_donation(tree: PyTree, held: PyTree) -> PyTree:
@@ -222,11 +223,8 @@ def take_steps(
     Returns:
         The carry after the last step.
     """
-    q = carry.state.q.component_prototype
-    if batch_size is None and microbatches == 1 and objective.has_linear_outputs and isinstance(q, GaussianFamily):
-        # Linear outputs have the same Jacobians at every θ: compute them once for all steps.
-        examples = objective.separable("linear=True")
-        data = examples.linearized(q.mean, data, shared=q.structure.shares_features)
+    if batch_size is None and microbatches == 1:
+        data = with_shared_jacobians(objective, carry.state.q, data)
     if batch_size is None:
         data = objective.prepare(data)
     split = lambda batch: batch if microbatches == 1 else Microbatches(batch, microbatches)
@@ -239,7 +237,10 @@ def take_steps(
         )
         return new, info, measured if reuses else None
 
-    measured = measure(rule, objective, carry.state.q, split(data), carry.state.aux, None) if reuses else None
+    measured, q = None, carry.state.q
+    if reuses:
+        measured = measure(rule, objective, q, split(data), carry.state.aux, None)
+        measured = measured if is_mixture(q) else with_factors(q, measured)
     # A rule that rejects a step by rate 0 returns the old state itself; keeping a second copy would double the memory.
     restore = not (rule.guard.always_inside and rejects_by_zero_rate(rule, carry.state.q))
     shuffle_key, step_key = jax.random.split(key)
@@ -260,6 +261,15 @@ def take_steps(
         fixed_steps=fixed_steps,
         single=single,
     )
+
+
+def with_shared_jacobians(objective: AbstractObjective, q: Any, data: PyTree) -> PyTree:
+    """The data with the Jacobians of outputs that are linear in θ: the same at every θ, and so computed once."""
+    member = q.component_prototype
+    if not (objective.has_linear_outputs and isinstance(member, GaussianFamily)):
+        return data
+    examples = objective.separable("linear=True")
+    return examples.linearized(member.mean, data, shared=member.structure.shares_features)
 
 
 run_chunk = compiled(static=("batch_size", "diagnose", "microbatches", "fixed_steps", "single"), donate="carry")(

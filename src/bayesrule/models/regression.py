@@ -51,9 +51,29 @@ def without_one(x: Float[Array, " D"]) -> Float[Array, " D"]:
     return x
 
 
-def logistic(f: Array, y: Any) -> Array:
+@dataclasses.dataclass(frozen=True)
+class Logistic:
     """−log p(y | f) of a label 0 or 1."""
-    return _softplus(f) - y * f
+
+    def __call__(self, f: Array, y: Any) -> Array:
+        return _softplus(f) - y * f
+
+    def averages(
+        self, f: Float[Array, "S B 1"], y: Any, weights: Float[Array, "S *B"], whole: bool
+    ) -> tuple[Float[Array, " B"], Float[Array, "B 1"], Float[Array, "B 1 *1"]]:
+        """The averages over points of every row's loss, of σ(f) − y and of σ(f)(1 − σ(f))."""
+        f = f[..., 0]
+        # Weights of every row multiply a sum: a product of matrices for each row would be laid out anew for it.
+        weights = weights.astype(f.dtype).reshape((len(f), -1))
+        average = lambda values: jnp.sum(weights * values, axis=0)
+        probability = _sigmoid(f)
+        loss = average(_softplus(f)) - y * average(f)
+        slope, curvature = average(probability) - y * jnp.sum(weights, axis=0), average(probability * (1 - probability))
+        return loss, slope[:, None], curvature.reshape((-1, 1, 1) if whole else (-1, 1))
+
+
+logistic = Logistic()
+"""−log p(y | f) of a label 0 or 1."""
 
 
 @jax.custom_jvp
@@ -111,9 +131,9 @@ class Softmax:
         powers = jnp.exp(scores - top)
         total = jnp.sum(powers, axis=-1, keepdims=True)
         p = powers / total
-        weights = jnp.broadcast_to(weights.reshape((-1, 1)) if weights.ndim == 1 else weights, f.shape[:2])
-        weights = weights.astype(f.dtype)
-        average = lambda values: jnp.einsum("sb,sb...->b...", weights, values)
+        weights = weights.astype(f.dtype).reshape((len(f), -1))
+        # Sums of products: as a product of matrices for each row, the points would be laid out anew.
+        average = lambda values: jnp.sum(weights.reshape(weights.shape + (1,) * (values.ndim - 2)) * values, axis=0)
         log_total, mean, middle = average((top + jnp.log(total))[..., 0]), average(p), average(f)
         own = jax.nn.one_hot(y, p.shape[-1], dtype=f.dtype)
         loss = log_total - jnp.sum(self.scores(middle) * own, axis=-1)

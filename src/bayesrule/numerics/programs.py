@@ -33,6 +33,8 @@ import jax
 import numpy as np
 from jax.core import trace_ctx
 
+from .factors import shared_factors
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -60,6 +62,7 @@ class Compiled(Generic[P, T]):
     """A function of arrays that is compiled for each signature, as `jax.jit` does it; see `compiled`."""
 
     def __init__(self, function: Callable[P, T], static: tuple[str, ...], donate: tuple[str, ...], rare: bool = False):
+        function = shared_factors()(function)
         self.function, self.static, self.donate, self.rare = function, static, donate, rare
         self._names = list(inspect.signature(function).parameters)
         # Inside another program the function is a part of that one, which has its own options.

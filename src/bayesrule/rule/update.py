@@ -25,6 +25,7 @@ from ..curvature.base import split_key
 from ..curvature.measurement import Measurement
 from ..families.base import Family, Q
 from ..families.gaussian.base import GaussianFamily
+from ..numerics.factors import shared_factors
 from ..numerics.loops import computed_after
 from ..numerics.random import Key
 from ..numerics.trees import all_finite, coarsest_eps, zeros_like
@@ -79,6 +80,7 @@ def step_plain(
     return update(rule, objective, state, batch, key, request)
 
 
+@shared_factors()
 def update(
     rule: Rule,
     objective: AbstractObjective,
@@ -107,6 +109,8 @@ def update(
     """
     q, steps = state.q, rule.steps
     measured = request.measured
+    if measured is not None and measured.factors is not None:
+        q.recall_factors(measured.factors)
     if measured is None:
         measured = measure(rule, objective, drawn_around(state, q), batch, state.aux, key, correction)
     elif correction is not None:  # The other components have moved since, so −log r_k is measured again.
@@ -141,7 +145,7 @@ def update(
             # No step could be formed from messages that are not finite. (Elsewhere derivatives overflow together with
             # the loss, and a step by itself need not compute the candidate's Hessian.)
             loss = jnp.where(_all_finite((there.gradient, there.curvature)), loss, jnp.nan)
-        return loss, there
+        return loss, there if correction is not None else with_factors(candidate, there)
 
     before = loss_of(rule, objective, q, measured, step.temperature)
     eps = coarsest_eps((before, q))
@@ -270,6 +274,11 @@ def measure(
         return for_each_component(q, one, key)
     measured = rule.curvature.measure(objective, q, rule.points, batch, aux, key)
     return measured if correction is None else _with_correction(rule, objective, q, measured, key, correction)
+
+
+def with_factors(q: Family, measured: Measurement) -> Measurement:
+    """The measurement at q with the factors that the step from there needs as well."""
+    return dataclasses.replace(measured, factors=q.factors())
 
 
 def _with_correction(

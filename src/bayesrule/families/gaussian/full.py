@@ -13,6 +13,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, PyTree
 
+from ...numerics.factors import cholesky, inverse, recall
 from ...numerics.trees import floating, ravel, unravel
 from ...steps.step import Step
 from ..base import ExponentialFamily
@@ -20,6 +21,7 @@ from .base import GaussianFamily
 from .precision import FULL, SharedFeatures, Structure
 
 _LOG_2PI = math.log(2 * math.pi)
+_MOST_KEPT = 2**20  # Of a precision of at most so many numbers a loop keeps factor and inverse from step to step.
 
 
 class Gaussian(GaussianFamily, ExponentialFamily):
@@ -104,7 +106,7 @@ class Gaussian(GaussianFamily, ExponentialFamily):
     @classmethod
     def from_natural(cls, natural: tuple[Array, Array]) -> Self:
         precision = -2 * natural[1]
-        return cls(_solve(jnp.linalg.cholesky(precision), natural[0]), precision)
+        return cls(_solve(cholesky(precision), natural[0]), precision)
 
     def with_natural(self, natural: tuple[Array, Array]) -> Self:
         return self._like(Gaussian.from_natural(natural))
@@ -113,7 +115,7 @@ class Gaussian(GaussianFamily, ExponentialFamily):
     def from_expectation(cls, expectation: tuple[Array, Array]) -> Self:
         mean, square = expectation
         covariance = square - mean[..., :, None] * mean[..., None, :]
-        return cls(mean, _inverse(jnp.linalg.cholesky(covariance)))
+        return cls(mean, inverse(covariance))
 
     def with_expectation(self, expectation: tuple[Array, Array]) -> Self:
         return self._like(Gaussian.from_expectation(expectation))
@@ -147,7 +149,7 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         return -0.5 * self.precision.shape[-1] * _LOG_2PI
 
     def log_prob(self, theta: PyTree) -> Float[Array, "..."]:
-        factor = jnp.linalg.cholesky(self.precision)
+        factor = cholesky(self.precision)
         deviation = self._vector(theta) - self._vector(self.mean)
         whitened = jnp.einsum("...ji,...j->...i", factor, deviation)
         return self.log_base(theta) + _half_log_det(factor) - 0.5 * jnp.sum(whitened**2, axis=-1)
@@ -158,23 +160,25 @@ class Gaussian(GaussianFamily, ExponentialFamily):
 
     def entropy(self) -> Float[Array, "..."]:
         size = self.precision.shape[-1]
-        return 0.5 * size * (1 + _LOG_2PI) - _half_log_det(jnp.linalg.cholesky(self.precision))
+        return 0.5 * size * (1 + _LOG_2PI) - _half_log_det(cholesky(self.precision))
 
     def kl(self, other: Any) -> Float[Array, "..."]:
         return GaussianFamily.kl(self, other)
 
     def inside(self, natural: PyTree | None = None) -> Bool[Array, "..."]:
-        vector, matrix = natural if natural is not None else (self._vector(self.mean), -0.5 * self.precision)
-        factor = jnp.linalg.cholesky(-2 * matrix)
+        vector, precision = (
+            (self._vector(self.mean), self.precision) if natural is None else (natural[0], -2 * natural[1])
+        )
+        factor = cholesky(precision)
         # A pivot of the size of the rounding errors is a zero: S is singular, even if its factor is finite.
         pivots = jnp.diagonal(factor, axis1=-2, axis2=-1) ** 2
         rounding = factor.shape[-1] * jnp.finfo(factor.dtype).eps
-        least = -2 * rounding * jnp.diagonal(matrix, axis1=-2, axis2=-1)
+        least = rounding * jnp.diagonal(precision, axis1=-2, axis2=-1)
         positive = jnp.all(pivots > least, axis=-1) & jnp.all(jnp.isfinite(factor), axis=(-2, -1))
         return positive & jnp.all(jnp.isfinite(vector), axis=-1)
 
     def transformed(self, noise: Float[Array, "... P"]) -> PyTree:
-        factor = jnp.linalg.cholesky(self.precision)
+        factor = cholesky(self.precision)
         factor = jnp.broadcast_to(factor, (*noise.shape[:-1], *factor.shape[-2:])) if self.batch_shape else factor
         if self.batch_shape:
             deviation = linalg.solve_triangular(factor, noise[..., None], lower=True, trans=1)[..., 0]
@@ -187,7 +191,7 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         return self._tree(_matvec(self.precision, self._vector(theta)))
 
     def solve(self, theta: PyTree) -> PyTree:
-        return self._tree(_solve(jnp.linalg.cholesky(self.precision), self._vector(theta)))
+        return self._tree(_solve(cholesky(self.precision), self._vector(theta)))
 
     def trace(self, curvature: Float[Array, "... P P"]) -> Float[Array, ""]:
         return jnp.sum(self.covariance() * curvature)
@@ -196,7 +200,7 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         return self._tree(jnp.diagonal(self.covariance(), axis1=-2, axis2=-1))
 
     def covariance(self) -> Float[Array, "... P P"]:
-        return _inverse(jnp.linalg.cholesky(self.precision))
+        return inverse(self.precision)
 
     def output_covariance(self, jacobian: PyTree) -> Float[Array, "B K K"]:
         if isinstance(jacobian, SharedFeatures):
@@ -207,6 +211,13 @@ class Gaussian(GaussianFamily, ExponentialFamily):
         if flat.shape[1] == 1:
             return jnp.sum(product * flat, axis=-1, keepdims=True)
         return jnp.einsum("bkp,blp->bkl", product, flat)
+
+    def factors(self) -> tuple[Array, Array] | None:
+        # They are two more matrices of the size of the precision in the loop, which matters if that is large.
+        return (cholesky(self.precision), inverse(self.precision)) if self.precision.size <= _MOST_KEPT else None
+
+    def recall_factors(self, factors: tuple[Array, Array]) -> None:
+        recall(self.precision, cholesky=factors[0], inverse=factors[1])
 
     def prior_curvature(self, structure: Structure, like: PyTree) -> Any:
         return structure.of_matrix(self.precision, like)
@@ -242,7 +253,7 @@ class Gaussian(GaussianFamily, ExponentialFamily):
             change = change + jnp.asarray(step.momentum, dtype) * (self.precision - step.previous.precision)
         precision = self.precision + change
         if step.retraction:
-            half = linalg.solve_triangular(jnp.linalg.cholesky(self.precision), change, lower=True)
+            half = linalg.solve_triangular(cholesky(self.precision), change, lower=True)
             precision = precision + step.curved(0.5 * jnp.swapaxes(half, -1, -2) @ half)
         natural_change = -rate * self._vector(step.gradient)
         if step.momentum is not None:
@@ -250,7 +261,7 @@ class Gaussian(GaussianFamily, ExponentialFamily):
             previous = step.previous
             displacement = self._vector(self.mean) - self._vector(previous.mean)
             natural_change = natural_change + momentum * _matvec(previous.precision, displacement)
-        mean = self._vector(self.mean) + _solve(jnp.linalg.cholesky(precision), natural_change)
+        mean = self._vector(self.mean) + _solve(cholesky(precision), natural_change)
         return eqx.tree_at(lambda q: (q.mean, q.precision), self, (self._tree(mean), precision))
 
     def with_scaled_precision(self, factor: Any) -> Self:
@@ -286,8 +297,3 @@ def _matvec(matrix: Float[Array, "... P P"], vector: Float[Array, "... P"]) -> F
 
 def _solve(factor: Float[Array, "... P P"], vector: Float[Array, "... P"]) -> Float[Array, "... P"]:
     return linalg.cho_solve((factor, True), vector[..., None])[..., 0]
-
-
-def _inverse(factor: Float[Array, "... P P"]) -> Float[Array, "... P P"]:
-    identity = jnp.broadcast_to(jnp.eye(factor.shape[-1], dtype=factor.dtype), factor.shape)
-    return linalg.cho_solve((factor, True), identity)
