@@ -67,10 +67,10 @@ def record_facts(run: Run, watcher: Watcher) -> None:
             run.facts["bound_error"] = None if error is None else float(error)
             run.facts["bound_normalized"] = bool(getattr(run.estimator, "bound_normalized_", True))
     run.facts["steps"] = int(sum(len(trace["objective"]) for trace in watcher.traces))
-    if watcher.reasons:
+    if watcher.last is not None:
         # A conjugate model takes one step, which is not cut short by the number of steps: its evidence is exact.
         exact = hasattr(run.estimator, "log_evidence_") and len(watcher.traces[-1]["objective"]) == 1
-        run.facts["reason"] = "exact" if exact else watcher.reasons[-1]
+        run.facts["reason"] = "exact" if exact else watcher.last.reason.value
 
 
 def _coefficients(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..fitting.fit import fit
+from ..fitting.reason import Reason
 from ..fitting.result import Result, load
 from ..rule.rule import Rule
 
@@ -53,7 +54,8 @@ class Watcher:
             not, the objective is shown and recorded instead.
         traces: the trace of every finished fit.
         rules: the rule of every finished fit.
-        reasons: why every finished fit ended (`Result.reason`).
+        last: the result of the last finished fit. Only its `reason` is asked for: to judge a result takes programs of
+            their own, and the fits before it are steps of a search.
         heldout_scores: (steps over all fits, held-out NLL), in the order in which they were computed.
     """
 
@@ -63,7 +65,7 @@ class Watcher:
     bound_is_evidence: bool = True
     traces: list[dict[str, np.ndarray]] = field(default_factory=list)
     rules: list[Rule] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
+    last: Result | None = None
     heldout_scores: list[tuple[int, float]] = field(default_factory=list)
 
     def fit(self, rule: Rule, objective: Any, start: Any, data: Any = None, *, steps: int, **options: Any) -> Result:
@@ -104,13 +106,13 @@ class Watcher:
         if saved is not None and saved_reason is not None:
             # The saved fit had ended, and the fit of no further steps does not know why.
             result.reason, result.explanation = saved_reason, saved.explanation
-        if result.reason == "interrupted":
+        if result.loop_reason is Reason.INTERRUPTED:
             if path is not None:
                 result.save(path)
             raise KeyboardInterrupt
         self.traces.append(result.trace)
         self.rules.append(rule)
-        self.reasons.append(result.reason.value)
+        self.last = result
         return result
 
     def trace(self) -> dict[str, np.ndarray]:
