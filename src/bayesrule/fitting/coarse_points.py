@@ -129,7 +129,7 @@ def _judges_bound(rule: Rule, objective: AbstractObjective, state: State) -> boo
     if isinstance(objective, Model) or not integrates_outputs(objective, state.q):
         return False
     over_outputs = isinstance(rule.curvature, Pointwise) and rule.curvature.integrates_outputs
-    return over_outputs and not rule.steps.follows_temperature_schedule
+    return over_outputs and rule.steps.temperature_schedule is None
 
 
 def _parameters(q: Any) -> int:
