@@ -1,8 +1,9 @@
 """One step of SGD, Adam and IVON on 10⁷ (and 10⁵) float32 parameters, against optax and ivon-opt.
 
 The gradient is a fixed array, so that only the step is timed: optax gets it as an argument, ours through a loss with
-this derivative. Programs are jitted and their buffers donated; all take turns. "Scanned" is five steps in one call, as
-in `fit`. ivon-opt runs if it is installed (`pip install torch==2.13.0 ivon-opt==0.1.3`).
+this derivative; `transformation(adam)` is our Adam in optax's place. Programs are jitted and their buffers donated; all
+take turns. "Scanned" is five steps in one call, as in `fit`. ivon-opt runs if it is installed
+(`pip install torch==2.13.0 ivon-opt==0.1.3`).
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import optax
 from timing import compare, fastest
 
 import bayesrule as blr
+from bayesrule.interop import optax as bridge
 
 LEAVES, SIZE, DECAY, SCANNED = 16, 1000, 1e-3, 5
 TARGETS = {
     ("sgd", "optax sgd"): 1.05,
     ("adam", "optax adam"): 1.05,
+    ("transformation(adam)", "optax adam"): 1.05,
     ("ivon", "adam"): 4.0,
     ("ivon, scanned", "adam, scanned"): 4.0,
 }
@@ -119,6 +122,8 @@ def main(data: Path | None = None) -> None:
         }
         runs = {name: pair[0] for name, pair in own.items()}
         runs |= {"optax sgd": optax_step(optax.sgd(0.1), count), "optax adam": optax_step(optax.adam(1e-3), count)}
+        as_optax = bridge.transformation(blr.adam(1e-3), size=SIZE)
+        runs["transformation(adam)"] = optax_step(as_optax, count)
         for name, rule, prior in (("adam", blr.adam(1e-3), None), ("ivon", blr.ivon(0.1), SIZE * DECAY)):
             own[f"{name}, scanned"] = ours(rule, count, prior, SCANNED)
             runs[f"{name}, scanned"] = own[f"{name}, scanned"][0]
@@ -131,7 +136,7 @@ def main(data: Path | None = None) -> None:
         print(f"{count:,} parameters in {LEAVES} leaves")
         for name, seconds in times.items():
             memory = f"   temporaries {own[name][1]:.2f} × the parameters" if name in own else ""
-            print(f"  {name:<16}{1e3 * seconds:8.2f} ms{memory}")
+            print(f"  {name:<22}{1e3 * seconds:8.2f} ms{memory}")
         for (name, peer_name), target in targets.items():
             print(compare(name, times[name], peer_name, times[peer_name], target))
 

@@ -199,6 +199,11 @@ def regression() -> Problem:
     return Problem(objective, jnp.array([0.3, -0.2]), (X, LABELS))
 
 
+def _flat_regression() -> Problem:
+    objective = blr.Objective(_logistic_loss, output=lambda w, x: x @ w, size=8)
+    return Problem(objective, jnp.array([0.3, -0.2]), (X, LABELS))
+
+
 def _binary_weights() -> Problem:
     objective = blr.Objective(lambda w, example: 0.5 * (example[1] - example[0] @ w) ** 2, size=8)
     return Problem(objective, jnp.array([0.3, -0.2]), (X, TARGETS))
@@ -252,6 +257,7 @@ RECIPES: dict[str, RecipeCase] = {
     "sgd": RecipeCase(blr.sgd, regression),
     "rmsprop": RecipeCase(blr.rmsprop, regression),
     "adam": RecipeCase(blr.adam, regression),
+    "adamw": RecipeCase(blr.adamw, _flat_regression),
     "dropout": RecipeCase(lambda rate: blr.dropout(rate, 0.5), _units),
     "ogn": RecipeCase(blr.ogn, regression),
     "oggn": RecipeCase(blr.oggn, regression),

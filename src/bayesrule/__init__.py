@@ -28,7 +28,8 @@ _MODULES = {
     "curvature.score": "Reparameterized Score",
     "steps.steps": "Steps",
     "steps.schedule": "Rates",
-    "steps.scaling": "GradientAverage Scaling",
+    "steps.averages": "GradientAverage Shaping Trace WeightDecay",
+    "steps.scaling": "Scaling",
     "steps.window": "Window",
     "steps.sweep": "Sweep",
     "steps.acceleration": "Anderson",
@@ -51,7 +52,7 @@ _MODULES = {
     "Mixture StudentT SkewGaussian Bernoulli Categorical CategoricalChain Dirichlet Beta Gamma Wishart NormalGamma "
     "NormalWishart Poisson Product Peak PointMass GaussianProcess GaussianChain BandedGaussian StateSpace Family "
     "BlockDiagonalGaussian ExponentialFamily",
-    "recipes": "sgd rmsprop adam dropout ogn oggn vogn voggn ivon slang straight_through bayesbinn "
+    "recipes": "sgd rmsprop adam adamw dropout ogn oggn vogn voggn ivon slang straight_through bayesbinn "
     "gradient_descent newton von multimodal conjugate laplace em svi vmp ncvmp cvi exponential_weights table",
 }
 _PUBLIC_MODULES = ("estimators", "factors", "families", "metrics", "models", "recipes")

@@ -75,6 +75,7 @@ from .points.relaxed import Sign as Sign
 from .points.sampling import MonteCarlo as MonteCarlo
 from .points.sampling import QuasiMonteCarlo as QuasiMonteCarlo
 from .recipes import adam as adam
+from .recipes import adamw as adamw
 from .recipes import bayesbinn as bayesbinn
 from .recipes import conjugate as conjugate
 from .recipes import cvi as cvi
@@ -107,11 +108,14 @@ from .rule.state import State as State
 from .runs import Run as Run
 from .runs import load as load
 from .steps.acceleration import Anderson as Anderson
+from .steps.averages import GradientAverage as GradientAverage
+from .steps.averages import Shaping as Shaping
+from .steps.averages import Trace as Trace
+from .steps.averages import WeightDecay as WeightDecay
 from .steps.guards import Backtracking as Backtracking
 from .steps.guards import Boundary as Boundary
 from .steps.guards import NoGuard as NoGuard
 from .steps.guards import Retraction as Retraction
-from .steps.scaling import GradientAverage as GradientAverage
 from .steps.scaling import Scaling as Scaling
 from .steps.schedule import Rates as Rates
 from .steps.steps import Steps as Steps

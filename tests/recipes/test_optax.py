@@ -60,11 +60,43 @@ def ours(rule, decay, dtype=jnp.float64):
     return jax.lax.scan(body, rule.init(start, objective), ORDER)[1]
 
 
+def _shaped(rule, transformation):
+    return rule.replace(steps=rule.steps.shaped(transformation))
+
+
+CLIP = optax.clip_by_global_norm(0.1)
+RAMP = optax.linear_schedule(0.01, 0.1, STEPS)
 SCHEDULE = optax.cosine_decay_schedule(0.01, STEPS)
 PAIRS = {
     "sgd": (blr.sgd(0.1), optax.sgd(0.1)),
     "sgd, schedule": (blr.sgd(SCHEDULE), optax.sgd(SCHEDULE)),
     "sgd, momentum": (blr.sgd(0.05, momentum=0.9), optax.sgd(0.05, momentum=0.9)),
+    "sgd, momentum, schedule": (blr.sgd(RAMP, momentum=0.9), optax.sgd(RAMP, momentum=0.9)),
+    "sgd, nesterov": (blr.sgd(0.05, momentum=0.9, nesterov=True), optax.sgd(0.05, momentum=0.9, nesterov=True)),
+    "sgd, nesterov, schedule": (
+        blr.sgd(RAMP, momentum=0.9, nesterov=True),
+        optax.sgd(RAMP, momentum=0.9, nesterov=True),
+    ),
+    "rmsprop, schedule": (blr.rmsprop(SCHEDULE), optax.rmsprop(SCHEDULE, decay=0.9, eps=1e-8, eps_in_sqrt=False)),
+    "adamw": (blr.adamw(0.01, weight_decay=0.1), optax.adamw(0.01, weight_decay=0.1)),
+    "adamw, schedule": (blr.adamw(SCHEDULE, weight_decay=0.3), optax.adamw(SCHEDULE, weight_decay=0.3)),
+    "adamw, mask": (
+        blr.adamw(0.01, weight_decay=0.3, mask={"hidden": {"w": True, "b": False}, "out": False}),
+        optax.adamw(0.01, weight_decay=0.3, mask={"hidden": {"w": True, "b": False}, "out": False}),
+    ),
+    "adamw, mask by a function": (
+        blr.adamw(0.01, weight_decay=0.3, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p)),
+        optax.adamw(0.01, weight_decay=0.3, mask=lambda p: jax.tree.map(lambda x: x.ndim > 1, p)),
+    ),
+    "adam, clipped": (_shaped(blr.adam(0.01), CLIP), optax.chain(CLIP, optax.adam(0.01))),
+    "sgd, momentum, clipped": (
+        _shaped(blr.sgd(0.1, momentum=0.9), CLIP),
+        optax.chain(CLIP, optax.sgd(0.1, momentum=0.9)),
+    ),
+    "adamw, centred": (
+        _shaped(blr.adamw(0.01, weight_decay=0.1), optax.centralize()),
+        optax.chain(optax.centralize(), optax.adamw(0.01, weight_decay=0.1)),
+    ),
     "rmsprop": (blr.rmsprop(0.01), optax.rmsprop(0.01, decay=0.9, eps=1e-8, eps_in_sqrt=False)),
     "rmsprop, decay": (
         blr.rmsprop(0.01, decay=0.99, damping=1e-4),
@@ -128,3 +160,59 @@ def test_posterior_and_preconditioner_are_two_things():
     step = jax.jit(lambda rows: rule.step(objective, rule.init(jnp.zeros(()), objective), rows))
     state, _ = step(jnp.array([1.0, 3.0]))
     assert float(state.q.precision) == pytest.approx(40 * 0.001 * 2.0**2 + 3.0, abs=1e-12)
+
+
+def test_the_heavy_ball_is_the_trace_at_a_constant_rate_only():
+    """θ ← θ − ρ_t ĝ + γ(θ_t − θ_{t−1}) against optax's trace: equal at a constant rate, another path on a ramp."""
+
+    def largest(rate):
+        heavy = blr.sgd(rate, momentum=0.9, heavy_ball=True)
+        actual, expected = jax.jit(lambda: (ours(heavy, 0.0), theirs(optax.sgd(rate, momentum=0.9), 0.0)))()
+        differences = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), actual, expected)
+        return max(float(leaf) for leaf in jax.tree.leaves(differences))
+
+    assert largest(0.05) < 1e-12
+    assert largest(RAMP) > 1e-3
+
+
+def test_weight_decay_is_no_prior():
+    """It is refused beside a regularizer, and neither the precision nor the printed derivation has a δ."""
+    objective = blr.Objective(lambda w, x: 0.5 * (w - x) ** 2, size=40, regularizer=3.0)
+    rule = blr.adamw(0.1)
+    with pytest.raises(ValueError, match="leave one of them out"):
+        rule.init(jnp.zeros(()), objective)
+    flat = blr.Objective(lambda w, x: 0.5 * (w - x) ** 2, size=40)
+    state = rule.init(jnp.zeros(()), flat)
+    with pytest.raises(ValueError, match="leave one of them out"):
+        rule.step(objective, state, jnp.array([1.0, 3.0]))
+    state, _ = rule.step(flat, state, jnp.array([1.0, 3.0]))
+    assert float(state.q.precision) == pytest.approx(40 * 0.001 * 2.0**2, abs=1e-12)
+    assert "no prior" in str(rule)
+    assert "δ/N" not in str(rule)
+
+
+def test_schedules_are_called_with_an_int32_count():
+    seen = []
+
+    def schedule(count):
+        seen.append(count)
+        return 0.1
+
+    objective = blr.Objective(lambda w, x: 0.5 * (w - x) ** 2, size=2)
+    for rule in (blr.sgd(schedule), blr.adam(schedule), blr.adamw(0.1, weight_decay=schedule)):
+        seen.clear()
+        jax.jit(lambda rule=rule: rule.step(objective, rule.init(jnp.zeros(()), objective), jnp.ones(2)))()
+        assert seen
+        assert all(count.dtype == jnp.int32 for count in seen)
+
+
+def test_a_rejected_step_leaves_the_trace_and_the_shaping_as_they_were():
+    objective = blr.Objective(lambda w, x: 0.5 * (w - x) ** 2, size=2)
+    rule = _shaped(blr.sgd(0.1, momentum=0.9), optax.ema(0.5))
+    state, _ = rule.step(objective, rule.init(jnp.zeros(()), objective), jnp.array([1.0, 3.0]))
+    after, info = rule.step(objective, state, jnp.array([jnp.nan, 3.0]))
+    assert not bool(info.finite)
+    np.testing.assert_array_equal(after.average, state.average)
+    for new, old in zip(jax.tree.leaves(after.shaped), jax.tree.leaves(state.shaped), strict=True):
+        np.testing.assert_array_equal(new, old)
+    assert float(after.q.mean) == float(state.q.mean)

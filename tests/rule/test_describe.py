@@ -22,6 +22,9 @@ RECIPES = {
     "sgd": blr.sgd(0.1),
     "rmsprop": blr.rmsprop(0.1),
     "adam": blr.adam(0.1),
+    "adamw": blr.adamw(0.1),
+    "sgd with a trace": blr.sgd(0.1, momentum=0.9),
+    "nesterov": blr.sgd(0.1, momentum=0.9, nesterov=True),
     "dropout": blr.dropout(0.1),
     "dropout of Adam": blr.ogn(0.1, relative=False).replace(
         family=blr.ogn(0.1).family.dropped(0.9), points=blr.Masks()

@@ -409,8 +409,7 @@ SCHEDULE = optax.exponential_decay(0.1, 50, 0.5)
 SAME = {
     "sgd": (blr.gradient_descent(0.05), optax.sgd(0.05)),
     "heavy ball": (blr.gradient_descent(0.05, momentum=0.9), optax.sgd(0.05, momentum=0.9)),
-    # optax counts in int32, which its schedules then divide in float32.
-    "schedule": (blr.gradient_descent(SCHEDULE), optax.sgd(lambda count: SCHEDULE(count.astype(int)))),
+    "schedule": (blr.gradient_descent(SCHEDULE), optax.sgd(SCHEDULE)),
     "average": (
         blr.gradient_descent(0.05).replace(steps=blr.Steps(0.05, average=blr.GradientAverage(0.8, debias=False))),
         optax.chain(optax.ema(0.8, debias=False), optax.scale(-0.05)),
@@ -461,7 +460,7 @@ def test_schedules_reach_every_number():
     m, s = np.asarray(state.q.mean), np.asarray(state.q.precision)
     before = (m, s)
     for count in range(4):
-        rate, here = 0.1 * count, (m, s)
+        rate, here = float(ramp(jnp.int32(count))), (m, s)
         new = s + 0.1 * (np.cosh(m) - rate * s) + rate * (s - before[1])
         m = m - rate * np.sinh(m) / new + rate * before[1] / new * (m - before[0])
         s, before = new, here

@@ -17,7 +17,8 @@ def test_a_rate_is_in_units_of_the_divisor_at_the_start(root, damping):
     def divisor(v):
         precision = np.array([size * v])
         first = scaling.first(precision, size, 1.0, None)
-        return scaling.divisor(size, 1.0, None, first, 0.1, 0)(precision)
+        made = scaling.divisor(size, 1.0, None, first, 0.1, 0)
+        return made.common * made(precision)
 
     np.testing.assert_allclose(divisor(start), size, rtol=1e-12)
     np.testing.assert_allclose(divisor(5.0), size * (f(5.0) + damping) / (f(start) + damping), rtol=1e-12)

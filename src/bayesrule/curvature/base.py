@@ -84,6 +84,9 @@ class Curvature(eqx.Module, Generic[Served]):
     """Whether all that it measures can be computed from the gradient of the mean loss over a batch (`of_gradient`), so
     that the gradient may be taken elsewhere (`Rule.update`)."""
 
+    squares_gradient: ClassVar[bool] = False
+    """Whether it is the square of the batch's gradient, which is shaped with it (`Steps(shaping=…)`)."""
+
     def of_gradient(self, q: Served, theta: PyTree, gradient: PyTree, size: Any) -> Any:
         """The curvature at θ, as far as a gradient tells; called only if `from_gradients`.
 
@@ -95,8 +98,8 @@ class Curvature(eqx.Module, Generic[Served]):
         """
         raise ValueError(
             f"{type(self).__name__} measures more than the gradient of a batch, so it needs the loss itself: use "
-            "rule.step(objective, …). Recipes that work from gradients alone are sgd, rmsprop, adam, adamw, ivon, Vadam "
-            "(adam at MonteCarlo points), dropout, straight_through and bayesbinn."
+            "rule.step(objective, …). Recipes that work from gradients alone are sgd, rmsprop, adam, adamw, ivon, "
+            "Vadam (adam at MonteCarlo points), dropout, straight_through and bayesbinn."
         )
 
     def initial_aux(self, objective: AbstractObjective | None, q: Served) -> PyTree:

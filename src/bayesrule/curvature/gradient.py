@@ -67,6 +67,7 @@ class SquaredGradient(Pointwise[HasStructure]):
     additive: ClassVar[bool] = False
     nonnegative: ClassVar[bool] = True
     from_gradients: ClassVar[bool] = True
+    squares_gradient: ClassVar[bool] = True
 
     def of_gradient(self, q: HasStructure, theta: PyTree, gradient: PyTree, size: Any) -> PyTree:
         return jax.tree.map(lambda g: jnp.asarray(1 / size, g.dtype) * g**2, gradient)

@@ -308,7 +308,7 @@ def _reuses_measurement(rule: Rule, objective: AbstractObjective, batch_size: in
     steps measures differently at each.
     """
     same_batch = batch_size is None and not objective.random and rule.steps.sweep is None
-    same_points = not rule.points.random and (rule.points.delta or not rule.steps.follows_temperature_schedule)
+    same_points = not rule.points.random and (rule.points.delta or rule.steps.temperature_schedule is None)
     return guard_of(rule, objective, None).evaluates and same_batch and same_points and not rule.curvature.remembers
 
 

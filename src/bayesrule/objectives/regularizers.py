@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -30,6 +30,9 @@ class Regularizer(eqx.Module):
     To write your own, implement the three abstract methods and pass it to `Objective(…, regularizer=…)`. They are
     called with q, or, where q is a Gaussian with a latent variable or a spike and slab, with its Gaussian part.
     """
+
+    flat: ClassVar[bool] = False
+    """Whether R is 0 everywhere, so that it pulls at nothing."""
 
     def normalized(self, q: Family) -> bool:
         """Whether exp(−R) is a density and `expected` exact for this q, so that a bound is one on the log evidence.
@@ -77,6 +80,8 @@ class Regularizer(eqx.Module):
 
 class Flat(Regularizer):
     """R = 0: a flat, improper prior."""
+
+    flat: ClassVar[bool] = True
 
     def normalized(self, q: Family) -> bool:
         return False

@@ -1,6 +1,20 @@
 """The paper's algorithms, each by picking pieces."""
 
-from .deep_learning import adam, bayesbinn, dropout, ivon, oggn, ogn, rmsprop, sgd, slang, straight_through, voggn, vogn
+from .deep_learning import (
+    adam,
+    adamw,
+    bayesbinn,
+    dropout,
+    ivon,
+    oggn,
+    ogn,
+    rmsprop,
+    sgd,
+    slang,
+    straight_through,
+    voggn,
+    vogn,
+)
 from .inference import conjugate, cvi, em, exponential_weights, laplace, ncvmp, svi, vmp
 from .optimization import gradient_descent, multimodal, newton, von
 from .table import Row, table
@@ -8,6 +22,7 @@ from .table import Row, table
 __all__ = [
     "Row",
     "adam",
+    "adamw",
     "bayesbinn",
     "conjugate",
     "cvi",

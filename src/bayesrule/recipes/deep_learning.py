@@ -27,8 +27,9 @@ from ..points.masks import Masks
 from ..points.relaxed import Relaxed, Sign
 from ..points.sampling import MonteCarlo
 from ..rule.rule import Rule
+from ..steps.averages import GradientAverage, Trace, WeightDecay
 from ..steps.guards import Boundary, Guard, Retraction
-from ..steps.scaling import GradientAverage, Scaling
+from ..steps.scaling import Scaling
 from ..steps.schedule import Number, Rate, Rates, equals
 from ..steps.steps import Steps
 from ..steps.window import Window
@@ -36,15 +37,25 @@ from ..steps.window import Window
 # Point estimates, and what they say about a posterior.
 
 
-def sgd(rate: Rate, *, momentum: Number | None = None, precision: Any = 1.0) -> Rule:
+def sgd(
+    rate: Rate,
+    *,
+    momentum: Number | None = None,
+    nesterov: bool = False,
+    heavy_ball: bool = False,
+    precision: Any = 1.0,
+) -> Rule:
     r"""Stochastic gradient descent, $θ ← θ − ρS^{-1}\hat g$ (section 4.1, `eq:sgd_cov`).
 
-    A Gaussian with fixed precision N·S, and the delta method on mini-batches. With `momentum` it is the heavy ball,
-    $+ γ(θ_t − θ_{t−1})$ (`eq:sgd_momentum`).
+    A Gaussian with fixed precision N·S, and the delta method on mini-batches. With `momentum` the gradient is replaced
+    by its trace $u ← γu + \hat g$, as in optax and PyTorch. At a constant rate that is the heavy ball of the paper,
+    $+ γ(θ_t − θ_{t−1})$ (`eq:sgd_momentum`), which under a schedule is another algorithm: `heavy_ball=True`.
 
     Args:
         rate: ρ, a number or a schedule, as in optax.
-        momentum: γ of the heavy ball, between 0 and 1.
+        momentum: γ, between 0 and 1.
+        nesterov: Nesterov's momentum, as in optax: the trace looks one step ahead.
+        heavy_ball: The momentum as the rule's own, of λ, in place of the gradient's trace.
         precision: S, the preconditioner: a number, a number for each entry of the parameters, or a matrix over the
             ravelled parameters.
 
@@ -57,8 +68,14 @@ def sgd(rate: Rate, *, momentum: Number | None = None, precision: Any = 1.0) -> 
 
     Reference: Robbins and Monro, "A stochastic approximation method", 1951.
     """
+    if (nesterov or heavy_ball) and (momentum is None or (nesterov and heavy_ball)):
+        raise ValueError("Give momentum=γ, and either nesterov=True or heavy_ball=True if it is not to be plain.")
+    if momentum is None or heavy_ball:
+        steps = Steps(rate, momentum=momentum)
+    else:
+        steps = Steps(rate, average=Trace(momentum, nesterov=nesterov))
     family = Start(FixedGaussian, precision, per_example=True)
-    return Rule(family, Delta(), Gradient(), Steps(rate, momentum=momentum), name="sgd", section="4.1")
+    return Rule(family, Delta(), Gradient(), steps, name="sgd", section="4.1")
 
 
 def rmsprop(rate: Rate, *, decay: Number = 0.9, damping: Number = 1e-8) -> Rule:
@@ -121,6 +138,40 @@ def adam(
     if initial_precision is None:
         return rule
     return rule.replace(family=Start(DiagonalGaussian, initial_precision), name=rule.name)
+
+
+def adamw(
+    rate: Rate,
+    *,
+    weight_decay: Number = 1e-4,
+    mask: Any = None,
+    averaging: Number = 0.9,
+    decay: Number = 0.999,
+    damping: Number = 1e-8,
+) -> Rule:
+    r"""AdamW, $θ ← θ − α\hat u/(\sqrt{\hat v} + c) − αwθ$: `adam` with a decoupled weight decay.
+
+    The decay is a piece of the steps and no prior. It goes with an objective without a regularizer, and q's precision
+    is then N v, without a δ: where the data say nothing, q is as wide as v = 0 makes it. For a posterior with a prior
+    use `adam` with a `regularizer`.
+
+    Args:
+        rate: α, a number or a schedule.
+        weight_decay: w, a number or a schedule; as in optax it is multiplied by the rate.
+        mask: Which parameters decay, as in optax: a pytree of booleans, or a function of the parameters that makes one.
+        averaging: As for `adam`.
+        decay: As for `adam`.
+        damping: As for `adam`.
+
+    >>> import bayesrule as blr
+    >>> blr.difference(blr.adam(1e-3), blr.adamw(1e-3)).pieces
+    ('steps',)
+
+    Reference: Loshchilov and Hutter, "Decoupled weight decay regularization", ICLR 2019.
+    """
+    scaling = Scaling(damping, root=True, debias=True)
+    steps = _steps(rate, decay, GradientAverage(averaging), scaling, weight_decay=WeightDecay(weight_decay, mask))
+    return _adaptive(Delta(), SquaredGradient(), steps, Boundary(), name="adamw", section="4.2")
 
 
 def dropout(
@@ -486,13 +537,22 @@ def _steps(
     temperature: Number = 1.0,
     *,
     measured: bool = False,
+    weight_decay: WeightDecay | None = None,
 ) -> Steps:
     """Separate rates for mean and precision: the precision forgets 1 − `decay` of itself in a step."""
     forgotten: Any = decay
     if not isinstance(decay, Window):
         forgotten = (lambda count: 1 - decay(count)) if callable(decay) else 1 - decay
     rates = Rates(rate, forgotten)
-    return Steps(rates, temperature=temperature, average=average, scaling=scaling, units="fraction", measured=measured)
+    return Steps(
+        rates,
+        temperature=temperature,
+        average=average,
+        weight_decay=weight_decay,
+        scaling=scaling,
+        units="fraction",
+        measured=measured,
+    )
 
 
 def _adaptive(points: Points, curvature: Curvature, steps: Steps, guard: Guard, *, name: str, section: str) -> Rule:

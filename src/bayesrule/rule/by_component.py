@@ -41,7 +41,7 @@ def step_components(
     """
     search = rule.search
     ages = jnp.full(state.q.count, state.count) if search is None else state.search.ages
-    at_age = lambda component, age: at_temperature(rule, component, age)
+    at_age = lambda component, age: at_temperature(rule.steps.temperature_schedule, component, age)
     state = dataclasses.replace(state, q=state.q.with_parts(state.q.each(at_age, ages), state.q.choice))
     measured, temperature_scale = request.measured, None
     if search is not None:

@@ -131,11 +131,14 @@ def _scaled_formulas(rule: Rule) -> list[str]:
         symbols += f"; c = {ADAM_LENGTH:g}√(M/N) and ρ₁ ≤ {LONGEST_RATE:g} (Adam's units); the first step leaves m"
     elif scaling.measured:
         symbols += "; c: the harmonic mean of the divisors of the first step, which measures v and leaves m"
-    return [
-        f"{scale},  {scaling.formula(rate, gradient)}  {label}",
-        ",  ".join([*definitions, "s = (Nv + δ)/τ"]),
-        symbols,
-    ]
+    decay, precision = "", "s = (Nv + δ)/τ"
+    if steps.weight_decay is not None:  # No prior is taken beside it.
+        decay, precision = f" − {rate}w m", "s = Nv/τ, without a δ: the decay is no prior"
+        symbols = symbols.partition(";")[0]
+    update = f"{scale},  {scaling.formula(rate, gradient)}{decay}  {label}"
+    if decay:
+        update, definitions = update.replace(" + δ/N", ""), [d.replace("(ĝ + ∇R/N)", "ĝ") for d in definitions]
+    return [update, ",  ".join([*definitions, precision]), symbols]
 
 
 # The difference between two rules.

@@ -17,7 +17,8 @@ from ..curvature.measurement import Measurement
 from ..numerics.random import Key
 from ..numerics.trees import wide
 from ..objectives.external import External
-from ..points.base import PointSet
+from ..points.base import Points, PointSet
+from ..steps.schedule import Scheduled
 from .state import State
 from .update import at_temperature, drawn_around, guard_of
 
@@ -48,9 +49,16 @@ def check_outside(rule: Rule, objective: External, state: State) -> None:
         )
 
 
-def points_of(rule: Rule, state: State, key: Key | None) -> tuple[Any, PointSet]:
-    """The q that this step's points are drawn from, and the points: those of `rule.step` with the same key."""
-    points, q = rule.points, drawn_around(state, at_temperature(rule, state.q, state.count))
+def points_of(points: Points, schedule: Scheduled | None, state: State, key: Key | None) -> tuple[Any, PointSet]:
+    """The q that this step's points are drawn from, and the points: those of `rule.step` with the same key.
+
+    Args:
+        points: The rule's points.
+        schedule: The schedule of its temperature that q follows (`Steps.temperature_schedule`).
+        state: The state before the step.
+        key: The step's key.
+    """
+    q = drawn_around(state, at_temperature(schedule, state.q, state.count))
     if points.parts == 1:
         return q, points.at(q, key)
     if key is None:
@@ -80,7 +88,7 @@ def measurement_from(
         value: The mean loss at the points, or at each of them; None where it is not known.
         theta: The points, where the caller still has them; None to make them again from the key.
     """
-    q, point_set = points_of(rule, state, key)
+    q, point_set = points_of(rule.points, rule.steps.temperature_schedule, state, key)
     single = point_set.weights.shape == (1,)
     if theta is not None:
         theta = jax.tree.map(lambda t, like: jnp.asarray(t).astype(like.dtype), theta, theta_of(point_set))

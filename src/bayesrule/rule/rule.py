@@ -208,6 +208,13 @@ class Rule(eqx.Module):
                 f"Rates for parts of the parameters need a Gaussian whose entries move independently, not a "
                 f"{type(q).__name__}."
             )
+        beside = self.steps.shaping is not None or self.steps.weight_decay is not None
+        if beside and (q.is_mixture or not q.elementwise):
+            raise ValueError(
+                f"A shaped gradient and a decoupled weight decay need a q whose entries move independently, not a "
+                f"{type(q).__name__}."
+            )
+        self._check_weight_decay(objective)
         if objective is not None and not isinstance(q.component_prototype.gaussian, GaussianFamily):
             # A prior that q has no place for is refused here, and not at the first step.
             jax.eval_shape(objective.regularizer.derivatives, q.component_prototype.gaussian)
@@ -219,8 +226,11 @@ class Rule(eqx.Module):
             return State(q, count, None, average, aux, scale, record, averaged=averaged, unit=unit)
         previous, average, scale = initial_accumulators(self, q, objective)
         history = None if self.steps.acceleration is None else self.steps.acceleration.first(q)
+        shaped = None if self.steps.shaping is None else self.steps.shaping.first(q.params)
         averaged, unit = initial_measurements(self, q, objective, given)
-        return State(q, count, previous, average, aux, scale, averaged=averaged, unit=unit, history=history)
+        return State(
+            q, count, previous, average, aux, scale, averaged=averaged, unit=unit, history=history, shaped=shaped
+        )
 
     def step(self, objective: Any, state: State, batch: PyTree = None, key: Key | None = None) -> tuple[State, Info]:
         """One update: pure, so that it can be jitted, scanned, vmapped.
@@ -257,7 +267,8 @@ class Rule(eqx.Module):
         >>> int(state.count), bool(info.finite)
         (1, True)
         """
-        return theta_of(points_of(self, state, None if key is None else jax.random.clone(key))[1]), key
+        own = None if key is None else jax.random.clone(key)
+        return theta_of(points_of(self.points, self.steps.temperature_schedule, state, own)[1]), key
 
     def update(
         self,
@@ -374,7 +385,16 @@ class Rule(eqx.Module):
             return bound
         return bound_at(self, objective, q, batch, objective.aux if aux is None else aux, key)
 
+    def _check_weight_decay(self, objective: AbstractObjective | None) -> None:
+        if self.steps.weight_decay is not None and objective is not None and not objective.regularizer.flat:
+            raise ValueError(
+                f"{self.name} decays the weights beside its step, and this objective has a regularizer that would pull "
+                "at them as well: leave one of them out. With a regularizer, adam(…) is the algorithm whose posterior "
+                "has a prior."
+            )
+
     def _check_state(self, objective: AbstractObjective, state: State) -> None:
+        self._check_weight_decay(objective)
         if (self.search is None) != (state.search is None) and state.q.is_mixture:
             made = "without a search" if state.search is None else "by a search"
             raise ValueError(f"This state was made {made}: start again with rule.init(state.q).")

@@ -40,6 +40,9 @@ class State(eqx.Module, Generic[Q]):
     """What the rate is in units of, from the first divisor that was measured (`Scaling(start="measured")` or "adam"); 0
     before that."""
 
+    shaped: Any = None
+    """The state of the optax transformation that shapes the gradient (`Shaping`)."""
+
     @property
     def found(self) -> Any:
         """The former name of `search`."""

@@ -30,7 +30,7 @@ from ..numerics.random import Key
 from ..numerics.trees import all_finite, coarsest_eps, zeros_like
 from ..objectives.base import AbstractObjective
 from ..steps.guards import Backtracking, Guard, GuardedStep
-from ..steps.schedule import at
+from ..steps.schedule import Scheduled, at
 from ..steps.step import Step
 from ..steps.window import Window, averaged_fraction, warming
 from .state import Info, State
@@ -75,7 +75,8 @@ def step_plain(
     rule: Rule, objective: AbstractObjective, state: State, batch: PyTree, key: Key | None, request: Request
 ) -> StepResult:
     """One update of all of q at once."""
-    state = dataclasses.replace(state, q=at_temperature(rule, state.q, state.count))
+    q = at_temperature(rule.steps.temperature_schedule, state.q, state.count)
+    state = dataclasses.replace(state, q=q)
     return update(rule, objective, state, batch, key, request)
 
 
@@ -121,11 +122,9 @@ def update(
         gate = computed_after(
             gate, jnp.isfinite(value)
         )  # The prior's term is read off the old q, which the step overwrites.
-        used = dataclasses.replace(
-            measured, gradient=_finite_part(measured.gradient), curvature=_finite_part(measured.curvature)
-        )
+        used = _finite_measurement(rule, objective, q, measured)
     share = _share(rule, objective, state, batch)
-    step, average = form_step(rule, objective, state, used, gate, temperature_scale, share)
+    step, average, shaped = form_step(rule, objective, state, used, gate, temperature_scale, share)
     scale = None if step.divisor is None else step.divisor.v
     bound = _bound(rule, objective, q, measured, step) if request.diagnose else None
     decrement = q.decrement(step) if request.diagnose else None
@@ -169,6 +168,8 @@ def update(
             part = jnp.where((gain > 0) & (gain < 4 * rounding), 0.25, 1.0)
             step = dataclasses.replace(step.shortened(part), gain=part * gain)
     guarded = guard.take(origin, step, assess, limit)
+    if steps.weight_decay is not None:
+        guarded = dataclasses.replace(guarded, q=_decayed(rule, q, guarded.q, state.count, gate))
     history = state.history
     if steps.acceleration is not None:
         history = steps.acceleration.updated(history, q, step, guarded)
@@ -176,7 +177,16 @@ def update(
     aux = rule.curvature.updated_aux(objective, state.aux, measured.aux, step.rate * guarded.fraction)
     averaged, unit = _updated_start(rule, objective, state, step, guarded.q, gate, share)
     after = State(
-        guarded.q, state.count + 1, previous, average, aux, scale, averaged=averaged, unit=unit, history=history
+        guarded.q,
+        state.count + 1,
+        previous,
+        average,
+        aux,
+        scale,
+        history=history,
+        averaged=averaged,
+        unit=unit,
+        shaped=shaped,
     )
     if not request.checked:
         return after, None, guarded.measured  # pyright: ignore[reportReturnType]  # The caller asked for no Info.
@@ -200,6 +210,14 @@ def update(
         None if decrement is None else _length(q, step, decrement, guarded),
     )
     return after, info, guarded.measured
+
+
+def _decayed(rule: Rule, before: Family, after: Family, count: Array, gate: Array | None) -> Family:
+    """The new q with its parameters shrunk, m' − ρwm: the decoupled weight decay, beside the rule's step."""
+    decay: Any = rule.steps.weight_decay
+    rate = at(rule.steps.rates.mean, count) * (1.0 if gate is None else gate)
+    pull = rule.steps.rates.for_groups(decay.pull(before.params, count), count)
+    return after.with_params(jax.tree.map(lambda m, p: m - jnp.asarray(rate, m.dtype) * p, after.params, pull))
 
 
 def guard_of(rule: Rule, objective: AbstractObjective, batch: PyTree) -> Guard:
@@ -275,8 +293,10 @@ def form_step(
     gate: Array | None = None,
     temperature_scale: Float[Array, ""] | None = None,
     share: Any = None,
-) -> tuple[Step, PyTree]:
-    """The step, and the new gradient average: the data's derivatives and the regularizer's, averaged, with their rates.
+) -> tuple[Step, PyTree, PyTree]:
+    """The step: the data's derivatives and the regularizer's, averaged, with their rates.
+
+    Returned with it are the new gradient average and the new state of the gradient's shaping.
 
     All rates are multiplied by `gate`: 1, or 0 for a step that must not be taken. `share` is M/N, where a window in
     epochs may use it.
@@ -284,7 +304,12 @@ def form_step(
     steps, count = rule.steps, state.count
     added = state.q.from_gaussian_terms(*objective.regularizer.derivatives(state.q.gaussian))
     measured = _made_positive(rule, state, measured, share)
-    gradient, curvature, average = measured.gradient, measured.curvature, state.average
+    gradient, curvature, average, shaped = measured.gradient, measured.curvature, state.average, state.shaped
+    if steps.shaping is not None:
+        shaped, gradient = steps.shaping.updated(shaped, gradient, state.q.params, objective.size, gate)
+        if rule.curvature.squares_gradient:
+            curvature = rule.curvature.of_gradient(state.q, None, gradient, objective.size)
+            measured = dataclasses.replace(measured, curvature=curvature)
     if steps.average is not None and steps.average.over == "data":
         average, gradient = steps.average.updated(average, gradient, count, gate)
     temperature = jnp.asarray(at(steps.temperature, count), float) * (
@@ -323,7 +348,7 @@ def form_step(
         retraction_weight=retraction_weight,
         divisor=divisor,
     )
-    return step if gate is None else step.shortened(gate), average
+    return step if gate is None else step.shortened(gate), average, shaped
 
 
 def initial_accumulators(rule: Rule, q: Any, objective: AbstractObjective | None) -> tuple[Any, PyTree, PyTree]:
@@ -452,11 +477,10 @@ def _updated_start(
     return averaged + taken, unit
 
 
-def at_temperature(rule: Rule, q: Q, count: Array) -> Q:
+def at_temperature(temperature: Scheduled | None, q: Q, count: Array) -> Q:
     """Under a temperature schedule, q with the precision S = (Nv + δ)/τ at the temperature of this step."""
-    if not rule.steps.follows_temperature_schedule:
+    if temperature is None:
         return q
-    temperature = rule.steps.temperature
     return q.with_scaled_precision(at(temperature, jnp.maximum(count - 1, 0)) / at(temperature, count))
 
 
@@ -470,7 +494,7 @@ def rejects_by_zero_rate(rule: Rule, q: Family) -> bool:
     temperature.
     """
     steps = rule.steps
-    simple = not (steps.lazy or steps.follows_temperature_schedule or isinstance(rule.guard, Backtracking))
+    simple = not (steps.lazy or steps.temperature_schedule is not None or isinstance(rule.guard, Backtracking))
     return simple and q.elementwise
 
 
@@ -530,7 +554,8 @@ def bound_at(rule: Rule, objective: AbstractObjective, q: Family, batch: PyTree,
 
     def of(q: Family, key: Key | None, correction: Any = None) -> Array:
         previous, average, scale = initial_accumulators(rule, q, objective)
-        state = State(q, jnp.zeros((), int), previous, average, aux, scale)
+        shaped = None if rule.steps.shaping is None else rule.steps.shaping.first(q.params)
+        state = State(q, jnp.zeros((), int), previous, average, aux, scale, shaped=shaped)
         measured = measure(rule, objective, q, batch, aux, key, correction)
         return _bound(rule, objective, q, measured, form_step(rule, objective, state, measured)[0])
 
@@ -539,6 +564,16 @@ def bound_at(rule: Rule, objective: AbstractObjective, q: Family, batch: PyTree,
 
 def _times(factor: Any, tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jnp.asarray(factor, x.dtype) * x, tree)
+
+
+def _finite_measurement(rule: Rule, objective: AbstractObjective, q: Family, measured: Measurement) -> Measurement:
+    """The measurement with 0 in place of entries that are not finite, for a q whose entries move independently."""
+    gradient = _finite_part(measured.gradient)
+    if rule.curvature.squares_gradient and rule.points.at_mean:  # Squares of the finite part need no look of their own.
+        curvature = rule.curvature.of_gradient(q, None, gradient, objective.size)
+    else:
+        curvature = _finite_part(measured.curvature)
+    return dataclasses.replace(measured, gradient=gradient, curvature=curvature)
 
 
 def _finite_part(tree: PyTree) -> PyTree:

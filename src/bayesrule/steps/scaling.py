@@ -1,4 +1,4 @@
-"""Gradient averaging, and preconditioners for the mean's step other than q's precision."""
+"""Preconditioners for the mean's step other than q's precision."""
 
 from __future__ import annotations
 
@@ -30,63 +30,6 @@ def adam_unit(share: Any) -> Any:
         share: M/N, or None where all data are in one batch.
     """
     return ADAM_LENGTH * jnp.sqrt(1.0 if share is None else share)
-
-
-class GradientAverage(eqx.Module):
-    r"""An exponential average of the gradient, $u ← βu + (1−β)g$, in place of g (`eq:adam_momentum`).
-
-    Args:
-        decay: β, between 0 and 1: a number or a schedule.
-        over: `"total"` averages the gradient of the data and the regularizer (Adam); `"data"` leaves the regularizer
-            outside of the average (IVON).
-        debias: Divide by $1 − β^t$, so that the first averages are not too small.
-    """
-
-    decay: Any
-    over: str = eqx.field(static=True)
-    debias: bool = eqx.field(static=True)
-
-    def __init__(self, decay: Number = 0.9, *, over: str = "total", debias: bool = True):
-        if over not in ("data", "total"):
-            raise ValueError(f'GradientAverage(over=…) is "data" or "total", got {over!r}.')
-        self.decay = number(decay, "The average's decay", high=1.0)
-        self.over = over
-        self.debias = debias
-
-    def updated(
-        self, average: PyTree, gradient: PyTree, count: Any, gate: Array | None = None
-    ) -> tuple[PyTree, PyTree]:
-        """The new average u, and what replaces the gradient in this step: u, or its debiased value û.
-
-        Args:
-            average: u before the step.
-            gradient: The gradient of this step.
-            count: How many steps were taken before it.
-            gate: 0 leaves the average as it was, for a step that is rejected; 1 or None updates it.
-        """
-        decay = at(self.decay, count)
-        share = 1 - decay if gate is None else gate * (1 - decay)
-        kept = decay if gate is None else 1 - share
-        new = jax.tree.map(
-            lambda u, g: jnp.asarray(kept, u.dtype) * u + jnp.asarray(share, u.dtype) * g, average, gradient
-        )
-        if not self.debias:
-            return new, new
-        correction = 1 / (1 - decay ** (count + 1.0))
-        return new, jax.tree.map(lambda u: jnp.asarray(correction, u.dtype) * u, new)
-
-    @property
-    def symbol(self) -> str:
-        """What replaces the gradient, in a printed formula."""
-        return "û" if self.debias else "u"
-
-    def formula(self, gradient: str) -> str:
-        """The average of `gradient` as a formula."""
-        average = f"u ← βu + (1 − β){gradient}"
-        return f"û = u/(1 − βᵗ),  {average}" if self.debias else average
-
-    def __str__(self) -> str:
-        return f"gradient averaged over the {self.over}, β = {format_number(self.decay)} (eq:adam_momentum)"
 
 
 class Scaling(eqx.Module):
@@ -239,13 +182,21 @@ class Divisor(eqx.Module):
         """Σ v/d, Σ v/d² and Σ d over entries, with the divisors d of the gradient of the mean loss."""
         prior = None if self.prior is None else rest[0]
         v = None if self.v is None else rest[-1]
-        divisor = self._of(s, prior, v) / jnp.asarray(self.size, s.dtype)
+        divisor = self._of(s, prior, v)
         if v is None:
             v = jnp.maximum(self.temperature * s - (0.0 if prior is None else prior), 0) / self.size
         return jnp.stack([jnp.sum(v / divisor), jnp.sum(v / divisor**2), jnp.sum(divisor)]).astype(float)
 
+    @property
+    def common(self) -> Any:
+        """The factor N that all entries' divisors share, divided by the measured unit of the rate.
+
+        It divides the rate, which is one number, and not every entry.
+        """
+        return self.size if self.unit is None else self.size / jnp.where(self.unit == 0, 1.0, self.unit)
+
     def __call__(self, precision: PyTree) -> PyTree:
-        """What divides the gradient of the sum over N examples, for every entry of the new precision.
+        """What divides the gradient of the sum over N examples, for every entry of the new precision, without `common`.
 
         Called by `Family.moved` after the precision has moved.
         """
@@ -270,11 +221,9 @@ class Divisor(eqx.Module):
         else:
             divisor = s * cast(per_example)
         divisor = divisor + cast(self.damping)
-        if self.unit is not None:
-            return divisor * cast(self.size / jnp.where(self.unit == 0, 1.0, self.unit))
-        if self.start is None:
-            return divisor * cast(self.size)
-        return divisor * (cast(self.size) / (self._scaled(cast(self.start), prior_share) + cast(self.damping)))
+        if self.unit is not None or self.start is None:
+            return divisor
+        return divisor / (self._scaled(cast(self.start), prior_share) + cast(self.damping))
 
     def _scaled(self, v: Array, prior_share: Array | None) -> Array:
         scaled = jnp.sqrt(v) if self.root else v

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,7 +10,8 @@ import equinox as eqx
 import jax.numpy as jnp
 
 from .acceleration import Anderson
-from .scaling import GradientAverage, Scaling
+from .averages import AbstractAverage, Shaping, WeightDecay
+from .scaling import Scaling
 from .schedule import Number, Rates, Scheduled, at, equals, format_number, number
 from .sweep import Sweep
 from .window import Window
@@ -28,7 +30,12 @@ class Steps(eqx.Module):
         rate: ρ: one number or schedule, a dict of them for parts of the parameters, or `Rates(mean, precision)`.
         temperature: τ, the weight of the entropy: 1 in the paper, 0 for no decay.
         momentum: The natural momentum γ of `eq:bayes_learn_rule_momentum`.
-        average: Replaces the gradient by its exponential average (`eq:adam_momentum`).
+        average: Replaces the gradient by its exponential average (`GradientAverage`, `eq:adam_momentum`) or by a
+            decaying sum of the gradients (`Trace`).
+        shaping: An optax transformation of the gradient of the mean loss, before it is averaged:
+            `optax.clip_by_global_norm(1.0)`.
+        weight_decay: w of a decoupled weight decay, which shrinks the mean beside the step (AdamW), or a `WeightDecay`
+            with a mask. For a prior give the objective `regularizer=` instead.
         scaling: A preconditioner for the mean other than q's precision (`eq:rmsprop_update`).
         sweep: Takes a model's blocks in turn (section 5.2).
         reverse: Step in μ instead of λ: mirror descent in λ (the end of section 2.2).
@@ -46,7 +53,9 @@ class Steps(eqx.Module):
     rates: Rates
     temperature: Any
     momentum: Any
-    average: GradientAverage | None
+    average: AbstractAverage | None
+    shaping: Shaping | None
+    weight_decay: WeightDecay | None
     scaling: Scaling | None
     sweep: Sweep | None
     acceleration: Anderson | None
@@ -61,7 +70,9 @@ class Steps(eqx.Module):
         *,
         temperature: Number = 1.0,
         momentum: Number | None = None,
-        average: GradientAverage | None = None,
+        average: AbstractAverage | None = None,
+        shaping: Any = None,
+        weight_decay: Number | WeightDecay | None = None,
         scaling: Scaling | None = None,
         sweep: Sweep | None = None,
         acceleration: Anderson | None = None,
@@ -81,6 +92,17 @@ class Steps(eqx.Module):
             raise ValueError(
                 "A scaling replaces the precision in the mean's step, so it goes with GradientAverage, not with "
                 "natural momentum, the reverse or the lazy form, which are moves of λ."
+            )
+        if average is not None and not isinstance(average, AbstractAverage):
+            raise ValueError(
+                f"average= takes GradientAverage(β) or Trace(γ), got {type(average).__name__}. An optax transformation "
+                "goes to shaping=."
+            )
+        beside = shaping is not None or weight_decay is not None
+        if beside and (momentum is not None or reverse or lazy or sweep is not None or acceleration is not None):
+            raise ValueError(
+                "A shaped gradient and a decoupled weight decay go with plain steps, averages and scaling: without "
+                "natural momentum, the reverse and the lazy form, a sweep and acceleration."
             )
         if sweep is not None and (momentum is not None or average is not None or scaling is not None or lazy):
             raise ValueError("A sweep takes plain steps block by block: without momentum, averaging, scaling or lazy.")
@@ -107,6 +129,11 @@ class Steps(eqx.Module):
         self.temperature = number(temperature, "The temperature")
         self.momentum = None if momentum is None else number(momentum, "The momentum", high=1.0)
         self.average = average
+        self.shaping = shaping if shaping is None or isinstance(shaping, Shaping) else Shaping(shaping)
+        if weight_decay is None or isinstance(weight_decay, WeightDecay):
+            self.weight_decay = weight_decay
+        else:
+            self.weight_decay = WeightDecay(weight_decay)
         self.scaling = scaling
         self.sweep = sweep
         self.acceleration = acceleration
@@ -122,10 +149,24 @@ class Steps(eqx.Module):
             raise ValueError('A Window is the fraction of the precision that a step replaces: give units="fraction".')
         self.measured = measured
 
+    def shaped(self, transformation: Any) -> Steps:
+        """The same steps with the gradient shaped by an optax transformation first: see `Shaping`.
+
+        >>> import bayesrule as blr, optax
+        >>> rule = blr.adam(1e-3)
+        >>> clipped = rule.replace(steps=rule.steps.shaped(optax.clip_by_global_norm(1.0)), name="clipped adam")
+        >>> blr.difference(rule, clipped).pieces
+        ('steps',)
+        """
+        pieces = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)} | {
+            "shaping": transformation
+        }
+        return Steps(pieces.pop("rates"), **pieces)
+
     @property
-    def follows_temperature_schedule(self) -> bool:
-        """Whether q's precision S = (Nv + δ)/τ is rescaled from step to step, because τ follows a schedule."""
-        return self.units == "fraction" and isinstance(self.temperature, Scheduled)
+    def temperature_schedule(self) -> Scheduled | None:
+        """The schedule of τ that q's precision S = (Nv + δ)/τ follows from step to step; None where it follows none."""
+        return self.temperature if self.units == "fraction" and isinstance(self.temperature, Scheduled) else None
 
     def rates_at(self, count: Any, size: Any, temperature: Any, share: Any = None) -> tuple[Any, Any]:
         """ρ₁ for the mean and ρ₂ for the precision, in the rule's own units, at this step count.
@@ -187,8 +228,12 @@ class Steps(eqx.Module):
         if self.momentum is not None:
             parts.append(f"natural momentum γ = {format_number(self.momentum)} (eq:bayes_learn_rule_momentum)")
         parts += [
-            str(piece) for piece in (self.average, self.scaling, self.sweep, self.acceleration) if piece is not None
+            str(piece)
+            for piece in (self.shaping, self.average, self.scaling, self.weight_decay, self.sweep, self.acceleration)
+            if piece is not None
         ]
+        if self.weight_decay is not None:  # No prior is taken beside it.
+            parts = [part.replace(" + δ/N", "") for part in parts]
         if self.measured:
             parts.append("S starts from the first batches' curvature (ρ₂τ = 1/t)")
         if self.reverse:

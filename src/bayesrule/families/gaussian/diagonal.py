@@ -217,8 +217,10 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
                 change = change + jnp.asarray(step.momentum, s.dtype) * (s - before)
             return s + change + step.curved(0.5 * change**2 / s) if step.retraction else s + change
 
+        rate = step.rate if step.divisor is None else step.rate / step.divisor.common
+
         def mean_leaf(m: Array, divisor: Array, g: Array) -> Array:
-            return (m - jnp.asarray(step.rate, divisor.dtype) * g / divisor).astype(m.dtype)
+            return (m - jnp.asarray(rate, divisor.dtype) * g / divisor).astype(m.dtype)
 
         before = self if step.momentum is None else step.previous
         precision = jax.tree.map(precision_leaf, self.precision, step.curvature, before.precision)

@@ -194,10 +194,16 @@ class FixedGaussian(GaussianFamily, ExponentialFamily):
     def moved(self, step: Step) -> Self:
         """m ← m − ρS⁻¹g + γ(m − m_{t−1}), in λ and in μ alike."""
 
-        def leaf(m: Array, push: Array) -> Array:
-            return (m - jnp.asarray(step.rate, push.dtype) * push).astype(m.dtype)
+        push, rate = step.gradient, step.rate
+        if jnp.ndim(self.precision) == 0 and not self.dense:  # One number divides the rate, and not every entry.
+            rate = rate / self.precision
+        else:
+            push = self.solve(push)
 
-        mean = jax.tree.map(leaf, self.mean, self.solve(step.gradient))
+        def leaf(m: Array, push: Array) -> Array:
+            return (m - jnp.asarray(rate, push.dtype) * push).astype(m.dtype)
+
+        mean = jax.tree.map(leaf, self.mean, push)
         if step.momentum is not None:
             push = lambda n, m, p: n + jnp.asarray(step.momentum, n.dtype) * (m - p)
             mean = jax.tree.map(push, mean, self.mean, step.previous.mean)
