@@ -35,8 +35,10 @@ def test_examples_print_what_the_readme_says(block):
     assert rounded(ran.stdout) == rounded("\n".join(expected))
 
 
-@pytest.mark.parametrize("name", ["training", "loops"])
+@pytest.mark.parametrize("name", ["training", "loops", "pytorch"])
 def test_the_snippets_of_a_page_run(name):
+    if name == "pytorch":
+        pytest.importorskip("torch")
     page = README.parent / "docs" / f"{name}.md"
     code = f"import doctest, sys; sys.exit(doctest.testfile({str(page)!r}, module_relative=False, encoding='utf-8')[0])"
     settings = os.environ | {"JAX_ENABLE_X64": "0", "PYTHONIOENCODING": "utf-8"}

@@ -68,6 +68,7 @@ def same(first, second):
 RULES = {
     "sgd": (blr.sgd(0.05), {}),
     "sgd with momentum": (blr.sgd(0.05, momentum=0.9), {}),
+    "the heavy ball": (blr.sgd(0.05, momentum=0.9, heavy_ball=True), {}),
     "adam": (blr.adam(0.01), {"regularizer": 2.0}),
     "ivon": (blr.ivon(0.05, curvature=1.0, decay=0.99), {"regularizer": 2.0}),
     "ivon of two samples": (blr.ivon(0.05, curvature=1.0, decay=0.99, samples=2), {"regularizer": 2.0}),
@@ -107,12 +108,22 @@ def test_same_gradients_give_the_same_numbers_as_the_rule_itself(name):
         np.testing.assert_allclose(optimizer.state[params[0]]["precision"], state.q.precision[0], rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["adam", "sgd"])
+PEERS = {
+    "adam": (blr.adam(0.05), lambda params: torch.optim.Adam(params, lr=0.05)),
+    "adamw": (blr.adamw(0.05, weight_decay=0.1), lambda params: torch.optim.AdamW(params, lr=0.05, weight_decay=0.1)),
+    "sgd": (
+        blr.sgd(0.05, momentum=0.9, nesterov=True),
+        lambda params: torch.optim.SGD(params, lr=0.05, momentum=0.9, nesterov=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PEERS)
 def test_pytorch_s_own_optimizers_under_a_scheduler_and_with_groups(name):
     ours, theirs = made(torch.float64), made(torch.float64)
-    rule, peer = {"adam": (blr.adam(0.05), torch.optim.Adam), "sgd": (blr.sgd(0.05), torch.optim.SGD)}[name]
+    rule, peer = PEERS[name]
     groups = lambda params: [{"params": params[:1], "lr": 0.02}, {"params": params[1:]}]
-    optimizers = [Optimizer(groups(ours), rule, size=SIZE), peer(groups(theirs), lr=0.05)]
+    optimizers = [Optimizer(groups(ours), rule, size=SIZE), peer(groups(theirs))]
     schedulers = [torch.optim.lr_scheduler.StepLR(o, step_size=5, gamma=0.5) for o in optimizers]
     for step, x in enumerate(batches(20)):
         for params, optimizer, scheduler in zip((ours, theirs), optimizers, schedulers, strict=True):
