@@ -298,7 +298,7 @@ def test_the_state_is_what_was_written_to_it_and_copies_go_on_alike():
     others = made()
     other = Optimizer(others, blr.sgd(0.1, momentum=0.9), size=SIZE)
     other.load_state_dict(optimizer.state_dict())
-    with pytest.raises(ValueError, match="made by another rule than sgd"):
+    with pytest.raises(ValueError, match="made by another rule"):
         train(other, others, batches(1))
 
 

@@ -266,10 +266,11 @@ class Optimizer(torch.optim.Optimizer):
             values: dict[str, Any] = {}
             for name, shape in entries(like, count).items():
                 tensors = [self._tensors[p].get(name) for p in cohort.params]
-                if any(t is None for t in tensors):
+                shapes = shape if isinstance(shape, list) else [shape] * count
+                if any(t is None or tuple(t.shape) != s.shape for t, s in zip(tensors, shapes, strict=True)):
                     raise ValueError(
-                        f"There is no {name!r} in the state of these parameters: it was made by another rule than "
-                        f"{self.rule.name}, or with another choice of regularizer= or batch_size=."
+                        f"There is no {name!r} for {self.rule.name} in the state of these parameters: it was made by "
+                        "another rule, or with another choice of regularizer= or batch_size=."
                     )
                 shared = not isinstance(shape, list)
                 values[name] = to_own_jax(tensors[0]) if shared else [to_own_jax(t) for t in tensors]
