@@ -79,7 +79,6 @@ def main(data: Path | None = None) -> None:
             "adam": ours(blr.adam(1e-3), count, leaves),
             "ivon": ours(blr.ivon(0.1, curvature=1.0), count, leaves, SIZE * DECAY),
             "torch Adam": torch_adam(count, leaves, foreach=True),
-            "torch Adam, fused": torch_adam(count, leaves, fused=True),
         }
         peer = ivon_opt(count, leaves)
         if peer is not None:
