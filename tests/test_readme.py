@@ -35,7 +35,10 @@ def test_examples_print_what_the_readme_says(block):
     assert rounded(ran.stdout) == rounded("\n".join(expected))
 
 
-@pytest.mark.parametrize(("name", "extra"), [("training", None), ("loops", None), ("modules", "flax")])
+PAGES = [("training", None), ("loops", None), ("modules", "flax"), ("pytorch", "torch")]
+
+
+@pytest.mark.parametrize(("name", "extra"), PAGES)
 def test_the_snippets_of_a_page_run(name, extra):
     if extra is not None:
         pytest.importorskip(extra)

@@ -76,10 +76,12 @@ from .state import Info, State
 from .update import (
     Request,
     StepFunction,
+    all_leaves_finite,
     bound_at,
     initial_accumulators,
     initial_measurements,
     is_mixture,
+    rejects_by_zero_rate,
     step_plain,
 )
 
@@ -311,8 +313,11 @@ class Rule(eqx.Module):
         check_outside(self, objective, state)
         self._check_state(objective, state)
         key = None if ticket is None else jax.random.clone(ticket)
-        measured = measurement_from(self, objective, state, gradient, key, value, theta)
-        request = Request(strict=value is None if strict is None else strict, measured=measured)
+        strict = value is None if strict is None else strict
+        judged = value is None and strict and rejects_by_zero_rate(self, state.q)
+        known = jnp.where(all_leaves_finite(gradient), 0.0, jnp.nan) if judged else value
+        measured = measurement_from(self, objective, state, gradient, key, known, theta)
+        request = Request(strict=strict, measured=measured, judged=judged)
         state, info, _ = step_plain(self, objective, state, None, key, request)
         return state, info if value is not None else dataclasses.replace(info, objective=jnp.full((), jnp.nan))
 

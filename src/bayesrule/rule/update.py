@@ -53,12 +53,17 @@ class Request(NamedTuple):
     small step many times and checks only the last state; the checks would double the time of such a step.
 
     `measured` is the measurement at the current q, where a guard has already made it on the same batch and points.
+
+    `judged` says that its value is no loss: it is 0, or NaN where the derivatives are not finite, because somebody else
+    has evaluated the loss. Then the derivatives are not looked at again, and the prior's value is not added: on a CPU
+    both would store arrays as large as the parameters.
     """
 
     diagnose: bool = False
     strict: bool = False
     checked: bool = True
     measured: Measurement | None = None
+    judged: bool = False
 
 
 StepResult = tuple[State, Info, Measurement | None]
@@ -115,10 +120,10 @@ def update(
         measured = measure(rule, objective, drawn_around(state, q), batch, state.aux, key, correction)
     elif correction is not None:  # The other components have moved since, so −log r_k is measured again.
         measured = _with_correction(rule, objective, q, measured, key, correction)
-    finite = jnp.isfinite(measured.value) & _all_finite(
-        (measured.gradient, measured.curvature, measured.latent_correction)
-    )
-    value = measured.value + _regularizer(rule, objective, q)
+    finite = jnp.isfinite(measured.value)
+    if not request.judged:
+        finite &= all_leaves_finite((measured.gradient, measured.curvature, measured.latent_correction))
+    value = measured.value if request.judged else measured.value + _regularizer(rule, objective, q)
     gate, used = None, measured
     if request.checked and rejects_by_zero_rate(rule, q):
         gate = jnp.asarray(finite if request.strict else jnp.isfinite(measured.value), float)
@@ -144,7 +149,7 @@ def update(
         if rule.points.exact:
             # No step could be formed from messages that are not finite. (Elsewhere derivatives overflow together with
             # the loss, and a step by itself need not compute the candidate's Hessian.)
-            loss = jnp.where(_all_finite((there.gradient, there.curvature)), loss, jnp.nan)
+            loss = jnp.where(all_leaves_finite((there.gradient, there.curvature)), loss, jnp.nan)
         return loss, there if correction is not None else with_factors(candidate, there)
 
     before = loss_of(rule, objective, q, measured, step.temperature)
@@ -588,5 +593,6 @@ def _finite_part(tree: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, 0), tree)
 
 
-def _all_finite(tree: PyTree) -> Array:
-    return jnp.all(jnp.array([all_finite(leaf) for leaf in jax.tree.leaves(tree)] or [True]))
+def all_leaves_finite(tree: PyTree) -> Array:
+    """Whether all entries of all leaves are finite numbers."""
+    return jnp.all(jnp.array([all_finite(jnp.asarray(leaf)) for leaf in jax.tree.leaves(tree)] or [True]))
