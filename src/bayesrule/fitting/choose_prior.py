@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -120,7 +120,7 @@ def choose_prior(
             "precision of a q, or of an earlier result, belongs to one prior."
         )
     start, frozen = split_off_integers(start)
-    objective = objective if frozen is None else with_frozen(objective, frozen)
+    objective = objective if frozen is None else cast(Objective, with_frozen(objective, frozen))
     examples, weights = (data.examples, data.weights) if isinstance(data, Weighted) else (data, None)
     examples = jax.tree.map(jnp.asarray, examples)
     rows, count = objective.rows(examples), float(count_weight(data))
