@@ -156,13 +156,15 @@ class Split:
         self.all, self.part, self.held, self.test = (
             (x[i], y[i]) for i in (train, shuffled[held:], shuffled[:held], test)
         )
-        self.key = jax.random.key(number)
+        self.key, self.start_key = jax.random.split(jax.random.key(number))
 
     @cached_property
     def starts(self):
         """Adam's parameters for the part that is not held out, and for the training part, at each noise."""
-        key = jax.random.fold_in(self.key, 1)
-        return [(warm_start(*self.part, noise, key), warm_start(*self.all, noise, key)) for noise in WARM_NOISES]
+        return [
+            (warm_start(*self.part, noise, self.start_key), warm_start(*self.all, noise, self.start_key))
+            for noise in WARM_NOISES
+        ]
 
     def scores(self, method):
         """Test log-likelihood and RMSE in the units of y."""

@@ -35,8 +35,9 @@ def test_examples_print_what_the_readme_says(block):
     assert rounded(ran.stdout) == rounded("\n".join(expected))
 
 
-def test_the_snippets_of_the_training_page_run():
-    page = README.parent / "docs" / "training.md"
+@pytest.mark.parametrize("name", ["training", "deep_learning"])
+def test_the_snippets_of_a_page_run(name):
+    page = README.parent / "docs" / f"{name}.md"
     code = f"import doctest, sys; sys.exit(doctest.testfile({str(page)!r}, module_relative=False, encoding='utf-8')[0])"
     settings = os.environ | {"JAX_ENABLE_X64": "0", "PYTHONIOENCODING": "utf-8"}
     ran = subprocess.run(

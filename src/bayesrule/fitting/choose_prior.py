@@ -27,7 +27,7 @@ from .fit import fit, with_frozen
 from .held_out import FEWEST_ROWS, FOLDS, Folds, divide_rows, is_lower, search_grid
 from .result import Result
 
-PRECISIONS = (0.1, 1.0, 10.0, 100.0)
+PRECISIONS = (0.01, 0.1, 1.0, 10.0, 100.0)
 """The prior's precisions among which `choose_prior` chooses by default."""
 _METHODS = ("samples", "mean")
 _CHUNK_ROWS = 1024  # Held-out rows that are evaluated side by side.
