@@ -8,20 +8,21 @@ Digits, wine and breast_cancer are scikit-learn's. A table's test rows are a qua
 seed; MNIST's are its test images, and `--rows` of its training images are trained on.
 
 One setting for all: the rate 1e-3 of Adam with a cosine decay, batches of 128, 12 epochs and at least 1000 steps, an
-MLP with one hidden layer of 50 units (100 for images), 32 draws for a prediction. SGD has the rate 0.1 and momentum
-0.9. The prior's precision of VOGN, IVON and Adam is 1 or 10, whichever has the lower NLL on a fifth of the training
-rows in a fit of the others; then all of the training rows are fitted. "vogn, chosen" and "ivon, chosen" choose in the
-same way between predictions that are averaged over draws and those at the mean of q. The ensemble's five networks have
-a fifth of the steps each, so that the budget is the same (except for the choice of the prior: two more fits).
+MLP with one hidden layer of 50 units (100 for images), 32 draws for a prediction. VOGN and IVON have a temperature that
+rises to 1 over the first half of the steps. SGD has the rate 0.1 and momentum 0.9. The prior's precision of VOGN, IVON
+and Adam is chosen by `blr.choose_prior` with its default grid on held-out training rows, and so is whether VOGN and
+IVON average over draws or predict at the mean of q; "vogn, draws" and "ivon, draws" always average. The ensemble's five
+networks have a fifth of the steps each, so that the budget is the same (except for the choice of the prior).
 
 `--validate` scores on a fifth of the training rows instead, and reads no test row. The unit of the rate (0.08 posterior
-standard deviations of noise for 1e-3), its limit and the two priors of the grid were chosen on validation parts of the
-training rows too, of other splits.
+standard deviations of noise for 1e-3), its limit, the grid of priors and the temperature's schedule were chosen on
+validation parts of the training rows too, of other splits.
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -39,7 +40,7 @@ from bayesrule import metrics
 from bayesrule.models import networks
 
 RATE, BATCH, EPOCHS, FEWEST_STEPS, DRAWS, MEMBERS, KEPT = 1e-3, 128, 12, 1000, 32, 5, 0.9
-PRIORS = (1.0, 10.0)
+FIRST_TEMPERATURE = 0.01
 TABLES = ("a1a", "australian_scale", "banana", "breast_cancer_scale")
 OWN = ("digits", "wine", "breast_cancer")
 
@@ -125,48 +126,57 @@ def rule_of(name: str, steps: int) -> blr.Rule:
     if name == "dropout":
         rule = blr.adam(schedule)
         return rule.replace(family=rule.family.dropped(KEPT), points=blr.Masks())
-    return {"vogn": blr.vogn, "ivon": blr.ivon, "adam": blr.adam}[name](schedule)
+    if name == "adam":
+        return blr.adam(schedule)
+    # Narrow draws at first, so that the mean learns while q is far from any posterior; the second half is at 1.
+    temperature = optax.linear_schedule(FIRST_TEMPERATURE, 1.0, steps // 2)
+    return {"vogn": blr.vogn, "ivon": blr.ivon}[name](schedule, temperature=temperature)
 
 
-def train_rule(name: str, problem: Problem, prior: float, seed: int) -> Any:
-    objective = blr.Objective(
+def objective_of(problem: Problem, prior: float) -> blr.Objective:
+    return blr.Objective(
         networks.softmax_cross_entropy, output=problem.network.apply, size=len(problem.train.y), regularizer=prior
     )
-    start, order = jax.random.split(jax.random.key(seed))
-    rule, data = rule_of(name, problem.steps), tuple(problem.train)
-    options = {"steps": problem.steps, "batch_size": problem.batch, "key": order}
-    return blr.fit(rule, objective, problem.network.init(start), data, **options).q
 
 
-def predict_rule(q: Any, problem: Problem, x: np.ndarray, method: str) -> Any:
-    apply, key = problem.network.apply, jax.random.key(17)
+def predict_rule(q: Any, problem: Problem, method: str) -> Any:
+    apply, x = problem.network.apply, problem.test.x
     if method == "mean":
         return blr.predict(q, apply, x, method="mean", link="softmax")
     points = {"points": blr.Masks(DRAWS)} if method == "masks" else {"samples": DRAWS}
-    return blr.predict(q, apply, x, key=key, link="softmax", **points)
+    return blr.predict(q, apply, x, key=jax.random.key(17), link="softmax", **points)
 
 
-def by_rule(name: str, methods: tuple[str, ...]) -> Callable[[Problem, int], Any]:
-    """The prior, and how to predict, are those of the lowest NLL on a fifth of the training rows."""
+def options_of(problem: Problem, seed: int) -> tuple[Any, dict[str, Any]]:
+    """The first weights, and what `fit` and `choose_prior` take."""
+    start, order = jax.random.split(jax.random.key(seed))
+    return problem.network.init(start), {"steps": problem.steps, "batch_size": problem.batch, "key": order}
 
-    def predict(problem: Problem, seed: int) -> Any:
-        kept, held = halves(problem.train, seed)
-        part = problem._replace(train=kept, batch=min(BATCH, len(kept.y)))
-        losses = {}
-        for prior in PRIORS:
-            q = train_rule(name, part, prior, seed)
-            for method in methods:
-                nll = float(metrics.nll(predict_rule(q, part, held.x, method), held.y))
-                losses[prior, method] = nll if np.isfinite(nll) else np.inf
-        prior, method = min(losses, key=lambda choice: losses[choice])
-        return predict_rule(train_rule(name, problem, prior, seed), problem, problem.test.x, method)
+
+def by_rule(name: str) -> Callable[[Problem, int], dict[str, Any]]:
+    """With the prior, and the way to predict, that `choose_prior` finds; of a posterior also the average over draws."""
+
+    def predict(problem: Problem, seed: int) -> dict[str, Any]:
+        start, options = options_of(problem, seed)
+        rule, objective = rule_of(name, problem.steps), objective_of(problem, 1.0)
+        methods = ("mean",) if name == "adam" else ("samples", "mean")
+        chosen = blr.choose_prior(rule, objective, start, tuple(problem.train), methods=methods, **options)
+        print(f"{name}: δ = {chosen.precision:g}, {chosen.method}", file=sys.stderr, flush=True)
+        if name == "adam":
+            return {"adam, prior": predict_rule(chosen.q, problem, "mean")}
+        draws = predict_rule(chosen.q, problem, "samples")
+        best = draws if chosen.method == "samples" else predict_rule(chosen.q, problem, "mean")
+        return {name: best, f"{name}, draws": draws}
 
     return predict
 
 
-def mc_dropout(problem: Problem, seed: int) -> Any:
+def mc_dropout(problem: Problem, seed: int) -> dict[str, Any]:
     """Without a prior, as it is mostly used."""
-    return predict_rule(train_rule("dropout", problem, 0.0, seed), problem, problem.test.x, "masks")
+    start, options = options_of(problem, seed)
+    rule = rule_of("dropout", problem.steps)
+    q = blr.fit(rule, objective_of(problem, 0.0), start, tuple(problem.train), **options).q
+    return {"MC dropout": predict_rule(q, problem, "masks")}
 
 
 def train_optax(optimizer: optax.GradientTransformation, problem: Problem, steps: int, seed: int) -> Any:
@@ -205,21 +215,22 @@ def probabilities_of(params: Any, problem: Problem, x: np.ndarray) -> Any:
     return jax.nn.softmax(jax.vmap(problem.network.apply, (None, 0))(params, jnp.asarray(x)))
 
 
-def by_optax(name: str) -> Callable[[Problem, int], Any]:
-    def predict(problem: Problem, seed: int) -> Any:
+def by_optax(name: str) -> Callable[[Problem, int], dict[str, Any]]:
+    def predict(problem: Problem, seed: int) -> dict[str, Any]:
         params = train_optax(optimizer_of(name, problem.steps), problem, problem.steps, seed)
-        return probabilities_of(params, problem, problem.test.x)
+        return {name: probabilities_of(params, problem, problem.test.x)}
 
     return predict
 
 
-def ensemble(problem: Problem, seed: int) -> Any:
+def ensemble(problem: Problem, seed: int) -> dict[str, Any]:
     steps = problem.steps // MEMBERS
     members = [train_optax(optimizer_of("adamw", steps), problem, steps, 1000 * seed + k) for k in range(MEMBERS)]
-    return sum(probabilities_of(member, problem, problem.test.x) for member in members) / MEMBERS
+    mean = sum(probabilities_of(member, problem, problem.test.x) for member in members) / MEMBERS
+    return {"ensemble of 5": mean}
 
 
-def last_layer_laplace(problem: Problem, seed: int) -> Any:
+def last_layer_laplace(problem: Problem, seed: int) -> dict[str, Any]:
     """AdamW's features with Laplace's posterior of the last layer (a full Gaussian, δ = 1), averaged over draws."""
     params = train_optax(optimizer_of("adamw", problem.steps), problem, problem.steps, seed)
     first, last = params["layer0"], params["layer1"]
@@ -234,23 +245,22 @@ def last_layer_laplace(problem: Problem, seed: int) -> Any:
     hessian = jnp.transpose(blocks.reshape(classes, classes, shape[0], shape[0]), (2, 0, 3, 1))
     q = blr.Gaussian(weights.ravel(), hessian.reshape(weights.size, weights.size) + jnp.eye(weights.size))
     test = jax.vmap(features)(jnp.asarray(problem.test.x))
-    return blr.predict(
-        q, lambda w, h: h @ w.reshape(shape), test, key=jax.random.key(17), samples=DRAWS, link="softmax"
-    )
+    apply = lambda w, h: h @ w.reshape(shape)
+    mean = blr.predict(q, apply, test, key=jax.random.key(17), samples=DRAWS, link="softmax")
+    return {"last-layer Laplace": mean}
 
 
-ALGORITHMS: dict[str, Callable[[Problem, int], Any]] = {
-    "vogn": by_rule("vogn", ("samples",)),
-    "ivon": by_rule("ivon", ("samples",)),
-    "vogn, chosen": by_rule("vogn", ("samples", "mean")),
-    "ivon, chosen": by_rule("ivon", ("samples", "mean")),
+ALGORITHMS: dict[str, Callable[[Problem, int], dict[str, Any]]] = {
+    "vogn": by_rule("vogn"),
+    "ivon": by_rule("ivon"),
     "adamw": by_optax("adamw"),
-    "adam, prior": by_rule("adam", ("mean",)),
+    "adam": by_rule("adam"),
     "sgd": by_optax("sgd"),
-    "ensemble of 5": ensemble,
-    "MC dropout": mc_dropout,
-    "last-layer Laplace": last_layer_laplace,
+    "ensemble": ensemble,
+    "dropout": mc_dropout,
+    "laplace": last_layer_laplace,
 }
+"""Each returns the probabilities for the test rows, by the name of a column."""
 
 
 def score(probabilities: Any, y: np.ndarray) -> list[float]:
@@ -260,33 +270,35 @@ def score(probabilities: Any, y: np.ndarray) -> list[float]:
 
 def cell(scores: np.ndarray) -> str:
     means, errors = scores.mean(axis=0), scores.std(axis=0, ddof=1) / np.sqrt(len(scores))
-    return " ".join(f"{m:.{d}f}±{e:.{d}f}" for m, e, d in zip(means, errors, (1, 3, 3), strict=True))
+    return "<br>".join(f"{m:.{d}f}±{e:.{d}f}" for m, e, d in zip(means, errors, (1, 3, 3), strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with mnist/ and the tables")
     parser.add_argument("--sets", nargs="+", default=["mnist", *OWN, *TABLES])
-    parser.add_argument("--only", nargs="+", default=list(ALGORITHMS), help="which algorithms")
+    parser.add_argument("--only", nargs="+", choices=ALGORITHMS, default=list(ALGORITHMS), help="which algorithms")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=10_000, help="training images of MNIST")
     parser.add_argument("--validate", action="store_true", help="score on a fifth of the training rows")
     parser.add_argument("--out", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
-    lines = ["| set | " + " | ".join(arguments.only) + " |", "|---" * (len(arguments.only) + 1) + "|"]
-    print("\n".join(lines), flush=True)
+    lines: list[str] = []
     for name in arguments.sets:
-        began, scores = time.perf_counter(), {algorithm: [] for algorithm in arguments.only}
+        began, scores = time.process_time(), {}
         for seed in range(arguments.seeds):
             train, test = parts_of(name, arguments.data, arguments.rows, seed)
             if arguments.validate:
                 train, test = halves(train, seed + 100)
             problem = problem_of(train, test)
             for algorithm in arguments.only:
-                scores[algorithm].append(score(ALGORITHMS[algorithm](problem, seed), problem.test.y))
-        cells = [cell(np.array(scores[algorithm])) for algorithm in arguments.only]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-        print(lines[-1], f"  ({time.perf_counter() - began:.0f} s)", flush=True)
+                for column, probabilities in ALGORITHMS[algorithm](problem, seed).items():
+                    scores.setdefault(column, []).append(score(probabilities, problem.test.y))
+        if not lines:
+            lines = ["| set | " + " | ".join(scores) + " |", "|---" * (len(scores) + 1) + "|"]
+            print("\n".join(lines), flush=True)
+        lines.append(f"| {name} | " + " | ".join(cell(np.array(values)) for values in scores.values()) + " |")
+        print(lines[-1], f"  ({time.process_time() - began:.0f} s of CPU)", flush=True)
         if arguments.out:
             arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 

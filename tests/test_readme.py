@@ -35,7 +35,7 @@ def test_examples_print_what_the_readme_says(block):
     assert rounded(ran.stdout) == rounded("\n".join(expected))
 
 
-PAGES = [("training", None), ("loops", None), ("modules", "flax"), ("pytorch", "torch")]
+PAGES = [("training", None), ("deep_learning", None), ("loops", None), ("modules", "flax"), ("pytorch", "torch")]
 
 
 @pytest.mark.parametrize(("name", "extra"), PAGES)

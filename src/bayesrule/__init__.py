@@ -46,6 +46,7 @@ _MODULES = {
     "fitting.starts": "Starts",
     "fitting.minima": "Minimum",
     "fitting.predict": "predict",
+    "fitting.choose_prior": "choose_prior ChosenPrior",
     "fitting.empirical_bayes": "empirical_bayes tuned matched",
     "runs": "Run load",
     "families": "FixedGaussian DiagonalGaussian Gaussian SharedGaussian LowRankGaussian KroneckerGaussian SpikeSlab "

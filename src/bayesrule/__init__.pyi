@@ -47,6 +47,8 @@ from .families import SpikeSlab as SpikeSlab
 from .families import StateSpace as StateSpace
 from .families import StudentT as StudentT
 from .families import Wishart as Wishart
+from .fitting.choose_prior import ChosenPrior as ChosenPrior
+from .fitting.choose_prior import choose_prior as choose_prior
 from .fitting.empirical_bayes import empirical_bayes as empirical_bayes
 from .fitting.empirical_bayes import matched as matched
 from .fitting.empirical_bayes import tuned as tuned

@@ -17,6 +17,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ..families.base import Family
+from ..fitting.held_out import Folds, divide_rows
 from ..fitting.predict import predict
 from ..fitting.result import Result
 from ..models.networks import Network
@@ -29,7 +30,6 @@ from ..objectives.objective import Objective
 from ..points.relaxed import Sign
 from ..rule.rule import Rule
 from .base import Estimator, make_key, to_numpy
-from .held_out import Folds, divide_rows
 from .named_recipes import prediction_method
 
 _DEFAULT_BATCH = 200

@@ -15,6 +15,7 @@ from sklearn.utils.validation import column_or_1d, validate_data
 
 from ..families.base import Family
 from ..families.discrete import Bernoulli
+from ..fitting.held_out import FEWEST_ROWS, Folds, search_grid
 from ..fitting.result import Result
 from ..models.networks import Network, binary_mlp, gaussian_nll, mlp, noisy_nll, softmax_cross_entropy, with_noise
 from ..numerics.checks import positive_number
@@ -26,7 +27,6 @@ from ..steps.schedule import at
 from . import named_recipes
 from .base import Explain, choose_rule
 from .base_network import NetworkEstimator
-from .held_out import Folds, search_grid
 from .preprocessing import encode_classes, example_weights, mean_and_scale
 
 _SCORE_SCALE = 4.0  # The scores of a network of signs are too small to be sure of any class.
@@ -34,7 +34,6 @@ _SCORE_SCALE = 4.0  # The scores of a network of signs are too small to be sure 
 # and takes where there are too few rows to hold some out.
 _STRENGTHS = (-6, 1)
 _FIRST_STRENGTH = -1
-_FEWEST_ROWS = 20
 _ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh}
 
 
@@ -78,7 +77,7 @@ class _Perceptron(NetworkEstimator):
         temperature = self._regularizer(rule, 1.0)
         folds = None if divide is None else divide()
         chosen = _FIRST_STRENGTH
-        if folds is not None and len(folds.fold) >= _FEWEST_ROWS:
+        if folds is not None and len(folds.fold) >= FEWEST_ROWS:
             weights = np.asarray(data.weights)
             key = jax.random.key(0)  # The same draws for all strengths: their differences are then less noisy.
 

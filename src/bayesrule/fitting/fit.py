@@ -134,7 +134,7 @@ def fit(
     if isinstance(start, Result) and getattr(objective, "frozen", None) is None:
         frozen = start.frozen  # What the fit that is resumed has split off.
     if frozen is not None:
-        objective = _with_frozen(objective, frozen)
+        objective = with_frozen(objective, frozen)
     frozen_arrays = getattr(getattr(objective, "frozen", None), "arrays", None)
     steps = nonnegative_int("steps", steps, meaning="how many steps to take")
     if microbatches != 1 and not objective.splits_batches:
@@ -311,7 +311,7 @@ def _run_starts(driver: Driver, state: State, starts: int, bar: ProgressBar) -> 
     return [one.finish(*end) for one, end in zip(drivers, lanes.separate(reason), strict=True)]
 
 
-def _with_frozen(objective: AbstractObjective, frozen: PyTree) -> AbstractObjective:
+def with_frozen(objective: AbstractObjective, frozen: PyTree) -> AbstractObjective:
     """The objective with arrays of integers and booleans that came with the start."""
     if not isinstance(objective, Objective | Batched):
         raise ValueError(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cache
 from hashlib import blake2b
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,8 @@ FOLDS = 5
 """How many parts the rows are divided into, one of which is held out from a fit."""
 _MOST_FOLDS = 3  # of the parts are held out in turn; more cost fits, and hardly change what is chosen.
 _CLEAR = 2.0  # Standard errors beyond which a difference needs no further fold.
+FEWEST_ROWS = 20
+"""With fewer different rows a search would be chance."""
 _WORTH = 1.0  # Standard errors by which a setting must be better to be preferred to the one nearer to the start.
 
 
@@ -83,15 +85,21 @@ def search_grid(losses: Callable[[int, int], np.ndarray], start: int, first: int
     losses = cache(losses)
     for direction in (1, -1):
         here = start
-        while first <= here + direction <= last and _is_lower(losses, here + direction, here):
+        while first <= here + direction <= last and is_lower(losses, here + direction, here):
             here += direction
         if here != start:
             return here
     return start
 
 
-def _is_lower(losses: Callable[[int, int], np.ndarray], there: int, here: int) -> bool:
-    """Whether `there` has clearly lower losses than `here`. A loss that is not finite is above any other."""
+def is_lower(losses: Callable[[Any, int], np.ndarray], there: Hashable, here: Hashable) -> bool:
+    """Whether `there` has clearly lower losses than `here`. A loss that is not finite is above any other.
+
+    Args:
+        losses: `losses(setting, fold)`, as for `search_grid`, for settings of any kind.
+        there: the setting that would have to be better.
+        here: the setting that is preferred if it is not.
+    """
     differences, error = np.zeros(0), 0.0
     for fold in range(_MOST_FOLDS):
         new, old = losses(there, fold), losses(here, fold)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from bayesrule.estimators.held_out import FOLDS, divide_rows, search_grid
+from bayesrule.fitting.held_out import FOLDS, divide_rows, search_grid
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(100, 3))
