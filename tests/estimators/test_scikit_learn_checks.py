@@ -19,6 +19,9 @@ LONG = {
     ("LogisticRegression", "check_positive_only_tag_during_fit"),
     ("GaussianProcessClassifier", "check_classifiers_train"),
     ("GaussianProcessClassifier", "check_class_weight_classifiers"),
+    ("MLPClassifier", "check_classifiers_train"),
+    ("MLPClassifier", "check_class_weight_classifiers"),
+    ("MLPRegressor", "check_regressor_data_not_an_array"),
 }
 
 

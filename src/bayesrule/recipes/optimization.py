@@ -26,7 +26,8 @@ from ..steps.steps import Steps
 
 def cooling(count: Any) -> Any:
     """A temperature schedule that falls from 1 to 10⁻³ in twenty steps."""
-    return 10.0 ** (-3 * jnp.minimum(count / 20, 1.0))
+    # An int32 divided by an integer would be float32, also in double precision.
+    return 10.0 ** (-3 * jnp.minimum(count * 0.05, 1.0))
 
 
 def gradient_descent(rate: Number, *, momentum: Number | None = None) -> Rule:
