@@ -196,7 +196,8 @@ class FixedGaussian(GaussianFamily, ExponentialFamily):
         """m ← m − ρS⁻¹g + γ(m − m_{t−1}), in λ and in μ alike."""
 
         push, rate = step.gradient, step.rate
-        if getattr(self.precision, "ndim", None) == 0 and not self.dense:  # One number divides the rate, and not every entry.
+        if getattr(self.precision, "ndim", None) == 0 and not self.dense:
+            # One number divides the rate, and not every entry.
             rate = rate / self.precision
         else:
             push = self.solve(push)
