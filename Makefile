@@ -18,11 +18,16 @@ test: export JAX_PLATFORMS := cpu
 # XLA optimises less and emits each program as one piece, which saves half of the time and most of the memory.
 # The tests marked `as_users` then run once more as XLA compiles by default; `make test XLA_FLAGS=` runs all so.
 test: export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
+# PyTorch alone takes 180 MB, for which workers would have to drop and recompile their programs: it has its own run.
+test: WITHOUT_TORCH := --ignore-glob='*torch*.py'
 test: $(VENV)/dev.stamp
 	@mkdir -p $(JAX_COMPILATION_CACHE_DIR)
-	$(BIN)/python -m pytest $(ARGS)
 ifeq ($(ARGS),)
-	XLA_FLAGS= $(BIN)/python -m pytest -m as_users
+	$(BIN)/python -m pytest $(WITHOUT_TORCH)
+	$(BIN)/python -m pytest tests/interop/test_torch.py src/bayesrule/interop
+	XLA_FLAGS= $(BIN)/python -m pytest -m as_users $(WITHOUT_TORCH)
+else
+	$(BIN)/python -m pytest $(ARGS)
 endif
 
 # The few tests that take longest.
