@@ -65,7 +65,7 @@ def ivon_opt(count: int, leaves: int) -> Callable[[], None] | None:
 
 def main(data: Path | None = None) -> None:
     try:
-        import torch  # noqa: F401
+        import torch  # noqa: F401  (asks whether it is there)
     except ImportError:
         print("PyTorch is not installed.")
         return

@@ -13,9 +13,9 @@ import bayesrule as blr
 
 linen, nnx = pytest.importorskip("flax.linen"), pytest.importorskip("flax.nnx")
 
-from flax.training.train_state import TrainState  # noqa: E402
+from flax.training.train_state import TrainState  # noqa: E402  (skipped above where flax is missing)
 
-from bayesrule.interop.flax import from_linen, from_nnx  # noqa: E402
+from bayesrule.interop.flax import from_linen, from_nnx  # noqa: E402  (skipped above where flax is missing)
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(24, 3))

@@ -20,8 +20,8 @@ from bayesrule.points.base import Points, PointSet
 
 torch = pytest.importorskip("torch")
 
-from bayesrule.interop import shared_parameters  # noqa: E402
-from bayesrule.interop.torch import Optimizer  # noqa: E402
+from bayesrule.interop import shared_parameters  # noqa: E402  (skipped above where PyTorch is missing)
+from bayesrule.interop.torch import Optimizer  # noqa: E402  (skipped above where PyTorch is missing)
 
 RECORDED = np.load(Path(__file__).parents[1] / "reference" / "data" / "ivon_opt.npz")
 SIZE = 40
@@ -642,7 +642,7 @@ def test_without_pytorch_the_extra_is_named_and_nothing_else_needs_it(monkeypatc
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "bayesrule.interop.torch")
     with pytest.raises(ImportError, match=r"bayesrule\[torch\]"):
-        import bayesrule.interop.torch  # noqa: F401
+        import bayesrule.interop.torch  # noqa: F401  (the import itself is tested)
     root = Path(blr.__file__).parent
     for path in sorted(root.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

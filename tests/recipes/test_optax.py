@@ -216,3 +216,10 @@ def test_a_rejected_step_leaves_the_trace_and_the_shaping_as_they_were():
     for new, old in zip(jax.tree.leaves(after.shaped), jax.tree.leaves(state.shaped), strict=True):
         np.testing.assert_array_equal(new, old)
     assert float(after.q.mean) == float(state.q.mean)
+
+
+def test_shaping_and_decay_are_refused_where_more_is_learned():
+    rule = blr.dropout(0.1, 0.8, keep_rate=0.1)
+    objective = blr.Objective(lambda w, x: jnp.sum((x @ w) ** 2), size=2)
+    with pytest.raises(ValueError, match="nothing else to learn"):
+        _shaped(rule, CLIP).init(jnp.ones((3, 1)), objective)

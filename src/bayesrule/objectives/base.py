@@ -1,7 +1,8 @@
 """The interface of an objective ℓ̄(θ): what the rule, the points and `fit` ask of it.
 
-There are four final kinds: a plain function of θ (`Plain`), a sum over independent examples (`Objective`), a loss of
-a whole batch (`Batched`), and the factors of a log-joint (`factor_graph.Model`). Each answers the questions below for
+There are five final kinds: a plain function of θ (`Plain`), a sum over independent examples (`Objective`), a loss of
+a whole batch (`Batched`), the factors of a log-joint (`factor_graph.Model`), and a loss that somebody else
+differentiates (`External`). Each answers the questions below for
 itself, so that no caller asks which kind it holds.
 """
 

@@ -211,10 +211,10 @@ class Rule(eqx.Module):
                 f"{type(q).__name__}."
             )
         beside = self.steps.shaping is not None or self.steps.weight_decay is not None
-        if beside and (q.is_mixture or not q.elementwise):
+        if beside and (q.is_mixture or not q.elementwise or not _moves_params_alone(q)):
             raise ValueError(
-                f"A shaped gradient and a decoupled weight decay need a q whose entries move independently, not a "
-                f"{type(q).__name__}."
+                "A shaped gradient and a decoupled weight decay need a q whose entries move independently, and which has "
+                f"nothing else to learn, not this {type(q).__name__}."
             )
         self._check_weight_decay(objective)
         if objective is not None and not isinstance(q.component_prototype.gaussian, GaussianFamily):
@@ -437,3 +437,8 @@ class Rule(eqx.Module):
         return describe(self)
 
     __repr__ = __str__
+
+
+def _moves_params_alone(q: Family) -> bool:
+    """Whether the gradient has the structure of the parameters; that of learned keep probabilities has more."""
+    return jax.tree.structure(q.gradient_like()) == jax.tree.structure(q.params)

@@ -320,7 +320,7 @@ def form_step(
     gradient, curvature, average, shaped = measured.gradient, measured.curvature, state.average, state.shaped
     if steps.shaping is not None:
         shaped, gradient = steps.shaping.updated(shaped, gradient, state.q.params, objective.size, gate)
-        if rule.curvature.squares_gradient:
+        if rule.curvature.squares_gradient and not rule.points.chained:  # Masks weight a square by themselves.
             curvature = rule.curvature.of_gradient(state.q, None, gradient, objective.size)
             measured = dataclasses.replace(measured, curvature=curvature)
     if steps.average is not None and steps.average.over == "data":
