@@ -213,8 +213,8 @@ class Rule(eqx.Module):
         beside = self.steps.shaping is not None or self.steps.weight_decay is not None
         if beside and (q.is_mixture or not q.elementwise or not _moves_params_alone(q)):
             raise ValueError(
-                "A shaped gradient and a decoupled weight decay need a q whose entries move independently, and which has "
-                f"nothing else to learn, not this {type(q).__name__}."
+                "A shaped gradient and a decoupled weight decay need a q whose entries move independently, and which "
+                f"has nothing else to learn, not this {type(q).__name__}."
             )
         self._check_weight_decay(objective)
         if objective is not None and not isinstance(q.component_prototype.gaussian, GaussianFamily):
