@@ -176,6 +176,10 @@ class Posterior:
         """log q(θ) of an unconstrained θ, normalised."""
         return self.q.log_prob(theta)
 
+    def log_densities(self, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """log p and log q at ravelled unconstrained points, (B, P)."""
+        return log_densities(self.density, points), self._components.log_prob(points)
+
     @property
     def mean(self) -> PyTree:
         """The mean of q, in the unconstrained space."""

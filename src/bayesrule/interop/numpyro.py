@@ -21,6 +21,7 @@ from jaxtyping import PyTree
 
 from ..families.gaussian.full import Gaussian
 from ..inference.density import Density, constrained
+from ..inference.importance import importance
 from ..inference.infer import PRODUCTS, infer_density
 from ..inference.posterior import Posterior, load_posterior
 from ..numerics.random import Key
@@ -158,6 +159,22 @@ class NumpyroPosterior(Posterior):
         """The log likelihood of every observation under draws of the sites."""
         return log_likelihood(self.traced.model, self._latent(draws), *self.traced.args, **self.traced.kwargs)
 
+    def loo(self, key: Key | None = None, count: int = 4000) -> LeaveOneOut:
+        """The expected log density of a new observation, each left out in turn, by Pareto-smoothed importance sampling.
+
+        Args:
+            key: A JAX key; by default a fixed one.
+            count: How many draws.
+        """
+        likelihood = self.log_likelihood(self.samples(jax.random.key(0) if key is None else key, count))
+        if not likelihood:
+            raise ValueError("This model has no observed site: its likelihood is in a factor, which has no observations.")
+        columns = np.concatenate([np.asarray(x, np.float64).reshape(len(x), -1) for x in likelihood.values()], axis=1)
+        weighted = [importance(-column) for column in columns.T]
+        pointwise = np.array([np.logaddexp.reduce(w.log_weights + c) for w, c in zip(weighted, columns.T, strict=True)])
+        whole = np.logaddexp.reduce(columns, axis=0) - np.log(len(columns))
+        return LeaveOneOut(pointwise, np.array([w.khat for w in weighted]), float(np.sum(whole - pointwise)))
+
     def _latent(self, draws: Mapping[str, Any]) -> dict[str, Any]:
         return {name: draws[name] for name in self.density.like}
 
@@ -184,6 +201,34 @@ class NumpyroPosterior(Posterior):
         from .arviz import to_arviz
 
         return to_arviz(self, jax.random.key(0) if key is None else key, count)
+
+
+class LeaveOneOut(NamedTuple):
+    """What `posterior.loo()` returns.
+
+    Attributes:
+        pointwise: log p(y_i | all other observations) of every observation.
+        khat: Pareto's k̂ of each; above 0.7 its value cannot be relied on.
+        effective_parameters: p_loo, by how much the observations are better predicted with than without themselves.
+    """
+
+    pointwise: np.ndarray
+    khat: np.ndarray
+    effective_parameters: float
+
+    @property
+    def elpd(self) -> float:
+        """The sum over observations."""
+        return float(np.sum(self.pointwise))
+
+    @property
+    def error(self) -> float:
+        """Its standard error over observations."""
+        return float(np.sqrt(len(self.pointwise)) * np.std(self.pointwise))
+
+    def __str__(self) -> str:
+        doubtful = int(np.sum(self.khat > 0.7))
+        return f"elpd {self.elpd:.2f} ± {self.error:.2f}, p_loo {self.effective_parameters:.2f}, {doubtful} k̂ above 0.7"
 
 
 # The model as a density.
