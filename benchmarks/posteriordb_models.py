@@ -132,7 +132,7 @@ def hmm_log_likelihood(log_emission: Any, log_transition: Any, log_first: Any) -
 
 
 def hmm(y: Any) -> None:
-    """Two states with emissions N(μ_k, 1), 0 < μ_1 < μ_2, μ_1 ~ N(3, 1), μ_2 ~ N(10, 1); the rows of the transitions are
+    """Two states with emissions N(μ_k, 1), 0 < μ_1 < μ_2, μ_1 ~ N(3, 1), μ_2 ~ N(10, 1); the transitions' rows are
     uniform on the simplex; the first state has no distribution (both have weight 1)."""
     theta1 = numpyro.sample("theta1", dist.Dirichlet(jnp.ones(2)))
     theta2 = numpyro.sample("theta2", dist.Dirichlet(jnp.ones(2)))
@@ -372,9 +372,8 @@ def read_moments(record: dict[str, Any]) -> dict[Space, Moments]:
 
 def read_cases(folder: Path = FOLDER) -> list[Case]:
     """The cases of all JSON files in a folder, or in its folders `posteriordb` and `inference_gym`."""
-    paths = [
-        path for inner in (".", "posteriordb", "inference_gym") for path in sorted((folder / inner).glob("*.json"))
-    ]
+    folders = [folder / inner for inner in (".", "posteriordb", "inference_gym")]
+    paths = [path for inside in folders for path in sorted(inside.glob("*.json"))]
     cases = []
     for path in paths:
         if path.stem not in ENTRIES:

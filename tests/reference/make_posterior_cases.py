@@ -11,6 +11,7 @@ the file as they are.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import sys
@@ -44,7 +45,7 @@ def simulate_gp_poisson(rng: np.random.Generator) -> dict[str, Any]:
 def simulate_arma_short(rng: np.random.Generator) -> dict[str, Any]:
     noise = rng.normal(size=41)
     y = [0.0]
-    for before, now in zip(noise[:-1], noise[1:], strict=True):
+    for before, now in itertools.pairwise(noise):
         y.append(0.5 * y[-1] + now - 0.3 * before)
     return {"y": np.array(y[1:])}
 
