@@ -653,8 +653,8 @@ def garch(y: Any, first: Any) -> None:
 
 def stochastic_volatility(y: Any) -> None:
     """y_t ~ N(0, e^{h_t}), h an AR(1) process around μ, through its innovations."""
-    mu = numpyro.sample("mu", dist.Normal(0.0, 2.0))
-    persistence = numpyro.sample("persistence", dist.Beta(20.0, 1.5))
+    mu = numpyro.sample("mu", dist.Normal(0.0, 1.0))
+    persistence = numpyro.sample("persistence", dist.Beta(20.0, 3.0))
     phi = 2 * persistence - 1
     sigma = numpyro.sample("sigma", dist.LogNormal(-1.5, 0.5))
     white = normal_vector("white", 1.0, len(y))
@@ -767,7 +767,7 @@ def correlations(y: Any) -> None:
 
 def rasch(person: Any, item: Any, y: Any, persons: int, items: int) -> None:
     """Answers of persons to items: ability − difficulty on the logit scale."""
-    spread = numpyro.sample("spread", dist.HalfNormal(1.0))
+    spread = numpyro.sample("spread", dist.LogNormal(0.0, 0.5))
     difficulty = normal_vector("difficulty", 2.0, items)
     with numpyro.plate("persons", persons):
         ability = numpyro.sample("ability", dist.Normal(0.0, spread))

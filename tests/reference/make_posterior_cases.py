@@ -92,7 +92,7 @@ def simulate_lotka_volterra(rng: np.random.Generator) -> dict[str, Any]:
 
 def simulate_ordered_mixture(rng: np.random.Generator) -> dict[str, Any]:
     first = rng.uniform(size=80) < 0.6
-    return {"y": np.where(first, -1.5, 1.7) + 0.9 * rng.normal(size=80)}
+    return {"y": np.where(first, -1.5, 1.7) + 0.7 * rng.normal(size=80)}
 
 
 def simulate_hmm_poisson(rng: np.random.Generator) -> dict[str, Any]:
@@ -130,10 +130,10 @@ SIMULATED: dict[str, tuple[int, Callable[[np.random.Generator], dict[str, Any]],
     "gp_poisson": (11, simulate_gp_poisson, 2500),
     "arma_short": (12, simulate_arma_short, 10000),
     "garch": (13, simulate_garch, 4000),
-    "stochastic_volatility": (14, simulate_stochastic_volatility, 2500),
+    "stochastic_volatility": (14, simulate_stochastic_volatility, 5000),
     "hierarchical_poisson_500": (15, simulate_hierarchical_poisson_500, 2500),
     "hierarchical_poisson_100": (16, simulate_hierarchical_poisson_100, 4000),
-    "random_slopes": (17, simulate_random_slopes, 4000),
+    "random_slopes": (17, simulate_random_slopes, 12000),
     "lotka_volterra": (18, simulate_lotka_volterra, 2500),
     "ordered_mixture": (19, simulate_ordered_mixture, 4000),
     "hmm_poisson": (20, simulate_hmm_poisson, 4000),
@@ -157,7 +157,7 @@ def draw(case: Case, key: jax.Array, noncentred: tuple[str, ...] = (), draws: in
     if noncentred:
         model = numpyro.handlers.reparam(model, config={name: LocScaleReparam(0.0) for name in noncentred})
     length = {"num_warmup": WARMUP, "num_samples": draws, "num_chains": CHAINS}
-    kernel = NUTS(model, target_accept_prob=0.9)
+    kernel = NUTS(model, target_accept_prob=0.9, dense_mass=case.dimension <= 20)
     sampler = MCMC(kernel, **length, chain_method="vectorized", progress_bar=False)
     sampler.run(key, *args, **kwargs)
     return {name: np.asarray(value) for name, value in sampler.get_samples(group_by_chain=True).items()}
