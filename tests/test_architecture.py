@@ -25,7 +25,7 @@ LAYERS = (
     {"factor_graph", "factors"},
     {"rule"},
     {"recipes", "fitting", "metrics"},
-    {"models", "tables"},
+    {"models", "tables", "inference"},
     {"estimators", "interop"},
     {"runs"},
     {"report"},

@@ -48,6 +48,8 @@ _MODULES = {
     "fitting.predict": "predict",
     "fitting.choose_prior": "choose_prior ChosenPrior",
     "fitting.empirical_bayes": "empirical_bayes tuned matched",
+    "inference.infer": "infer",
+    "inference.posterior": "Posterior",
     "runs": "Run load",
     "families": "FixedGaussian DiagonalGaussian Gaussian SharedGaussian LowRankGaussian KroneckerGaussian SpikeSlab "
     "Mixture StudentT SkewGaussian Bernoulli Categorical CategoricalChain Dirichlet Beta Gamma Wishart NormalGamma "

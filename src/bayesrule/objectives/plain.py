@@ -18,9 +18,14 @@ if TYPE_CHECKING:
 
 
 class Plain(AbstractLoss):
-    """ℓ̄(θ) = function(θ), evaluated with batch=None. What a bare function given to `fit` or `step` becomes."""
+    """ℓ̄(θ) = function(θ, *arguments), evaluated with batch=None. What a bare function given to `fit` or `step` becomes.
 
-    function: Callable[[PyTree], Any] = eqx.field(static=True)
+    The arguments are pytrees of arrays. Data that are given as arguments, and not closed over by the function, may
+    change without compiling it again.
+    """
+
+    function: Callable[..., Any] = eqx.field(static=True)
+    arguments: tuple[PyTree, ...] = ()
     size: Any = 1
     regularizer: Regularizer = Flat()
     aux: PyTree = None
@@ -32,7 +37,7 @@ class Plain(AbstractLoss):
     def data(
         self, theta: PyTree, batch: PyTree = None, aux: PyTree = None, key: Key | None = None
     ) -> tuple[Array, PyTree]:
-        return as_scalar(self.function(theta), "the objective"), aux
+        return as_scalar(self.function(theta, *self.arguments), "the objective"), aux
 
     def rows(self, batch: PyTree) -> int:
         if batch is not None:

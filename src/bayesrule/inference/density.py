@@ -1,0 +1,204 @@
+"""The density to infer, on the unconstrained space, and the programs that evaluate it at many points.
+
+A model is compiled twice: once with its gradient and Hessian (`expand`), which serves the search for modes and the
+variational steps alike, and once alone (`log_densities`), for importance weights. What happens between two evaluations
+is the rule's own arithmetic, which does not know the model. So the time to a first answer is the time to compile one
+Hessian, and a model with other data of the same shapes compiles nothing: data are arguments.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from ..numerics.programs import compiled
+from ..numerics.random import Key
+from ..numerics.trees import ravel, unravel
+from ..objectives.plain import Plain
+
+ROWS = 32
+"""At how many points one call differentiates the density, where each of them is cheap."""
+
+_IN_FLIGHT = 2**23
+"""How many numbers the tangents of one call may take along with the data: about 64 MB in each intermediate result."""
+
+_VALUES = 512  # At how many points one call evaluates the density alone, at most.
+
+
+@dataclasses.dataclass(frozen=True)
+class Negative:
+    """−log p as a function of θ and the density's arguments: equal, and hence compiled once, where log p is."""
+
+    function: Callable[..., Any]
+
+    def __call__(self, theta: PyTree, *arguments: PyTree) -> Any:
+        return -jnp.asarray(self.function(theta, *arguments))
+
+
+class Density(eqx.Module):
+    """log p(θ), up to a constant, of an unconstrained θ, and what turns θ into the values that users know.
+
+    Args:
+        function: `function(θ, *arguments)`, the log density, with the Jacobian of the constraints in it.
+        arguments: Pytrees of arrays, the data; they may change without compiling again.
+        like: A θ of zeros: the structure, the shapes and the dtype.
+        constrain: `constrain(θ, *arguments)`, the values in the users' space, a pytree of arrays.
+        starts: `starts(key, *arguments)`, one θ to start from, drawn from the prior; None where there is none.
+    """
+
+    function: Callable[..., Any] = eqx.field(static=True)
+    arguments: tuple[PyTree, ...]
+    like: PyTree
+    constrain: Callable[..., PyTree] = eqx.field(static=True)
+    starts: Callable[..., PyTree] | None = eqx.field(static=True, default=None)
+
+    @property
+    def size(self) -> int:
+        """P, how many numbers θ has."""
+        return sum(int(np.size(leaf)) for leaf in jax.tree.leaves(self.like))
+
+    @property
+    def dtype(self) -> Any:
+        """The dtype in which θ is computed."""
+        return jnp.result_type(*jax.tree.leaves(self.like))
+
+    @property
+    def objective(self) -> Plain:
+        """−log p as the objective of a rule."""
+        return Plain(Negative(self.function), self.arguments)
+
+    @property
+    def width(self) -> int:
+        """How many columns of Hessians are computed at once."""
+        data = sum(int(np.size(leaf)) for leaf in jax.tree.leaves(self.arguments))
+        return int(np.clip(_IN_FLIGHT // max(1, data, self.size), 1, 512))
+
+    @property
+    def value_rows(self) -> int:
+        """At how many points one call evaluates the density alone."""
+        return min(_VALUES, self.width)
+
+    @property
+    def rows(self) -> int:
+        """At how many points one call differentiates."""
+        return int(np.clip(self.width // max(1, self.size), 1, ROWS))
+
+
+class Expansion(NamedTuple):
+    """−log p to second order at points, or its average over them: in float64, on the host.
+
+    Attributes:
+        value: −log p; infinite where it, or a derivative, is not a finite number: there the derivatives are zero.
+        gradient: its gradient.
+        hessian: its Hessian.
+    """
+
+    value: Float[np.ndarray, " *B"]
+    gradient: Float[np.ndarray, "*B P"]
+    hessian: Float[np.ndarray, "*B P P"]
+
+
+@compiled(static=("function", "width"))
+def _expand(
+    function: Callable[..., Any], like: PyTree, points: Float[Array, "B P"], arguments: tuple, *, width: int
+) -> tuple[Array, Array, Array]:
+    negative = lambda x: -jnp.asarray(function(unravel(x, like), *arguments)).reshape(())
+
+    def at(x: Array) -> tuple[Array, Array, Array]:
+        def slope(x: Array) -> tuple[Array, tuple[Array, Array]]:
+            value, gradient = jax.value_and_grad(negative)(x)
+            return gradient, (value, gradient)
+
+        # The model is traced once for the value, the gradient and all columns of the Hessian.
+        _, product, (value, gradient) = jax.linearize(slope, x, has_aux=True)
+        identity = jnp.eye(x.size, dtype=x.dtype)
+        columns = jax.vmap(product)(identity) if x.size <= width else jax.lax.map(product, identity, batch_size=width)
+        return value, gradient, columns
+
+    return jax.vmap(at)(points) if points.shape[0] > 1 else jax.tree.map(lambda leaf: leaf[None], at(points[0]))
+
+
+def _chunks(density: Density, points: np.ndarray, rows: int) -> Any:
+    """The points in parts of `rows`, the last one filled up, and how many of each part count."""
+    for first in range(0, len(points), rows):
+        part = points[first : first + rows]
+        filled = np.concatenate([part, np.repeat(part[-1:], rows - len(part), axis=0)])
+        yield filled.astype(density.dtype), len(part)
+
+
+def _expansions(density: Density, points: np.ndarray) -> Any:
+    """An `Expansion` for each part of the points."""
+    for part, count in _chunks(density, points, density.rows):
+        found = _expand(density.function, density.like, part, density.arguments, width=density.width)
+        value, gradient, hessian = (np.asarray(leaf, np.float64)[:count] for leaf in found)
+        usable = np.isfinite(value) & np.all(np.isfinite(gradient), axis=1) & np.all(np.isfinite(hessian), axis=(1, 2))
+        gradient, hessian = np.where(usable[:, None], gradient, 0.0), np.where(usable[:, None, None], hessian, 0.0)
+        yield Expansion(np.where(usable, value, np.inf), gradient, 0.5 * (hessian + np.swapaxes(hessian, -1, -2)))
+
+
+def expand(density: Density, points: Float[np.ndarray, "B P"]) -> Expansion:
+    """−log p and its derivatives at every point."""
+    parts = list(_expansions(density, points))
+    return Expansion(*(np.concatenate(leaves) for leaves in zip(*parts, strict=True)))
+
+
+def average(density: Density, points: Float[np.ndarray, "S P"]) -> Expansion:
+    """−log p and its derivatives, averaged over the points; no more than a few of them are held at a time."""
+    totals = [Expansion(*(np.sum(leaf, axis=0) for leaf in part)) for part in _expansions(density, points)]
+    return Expansion(*(sum(leaves) / len(points) for leaves in zip(*totals, strict=True)))
+
+
+@compiled(static="function")
+def _log_densities(function: Callable[..., Any], like: PyTree, points: Float[Array, "B P"], arguments: tuple) -> Array:
+    return jax.vmap(lambda x: jnp.asarray(function(unravel(x, like), *arguments)).reshape(()))(points)
+
+
+def log_densities(density: Density, points: Float[np.ndarray, "B P"]) -> Float[np.ndarray, " B"]:
+    """log p at every point; −∞ where it is zero or not a number."""
+    found = [
+        np.asarray(_log_densities(density.function, density.like, part, density.arguments), np.float64)[:count]
+        for part, count in _chunks(density, points, density.value_rows)
+    ]
+    values = np.concatenate(found)
+    return np.where(np.isfinite(values), values, -np.inf)
+
+
+@compiled(static="function")
+def _constrained(function: Callable[..., Any], like: PyTree, points: Float[Array, "B P"], arguments: tuple) -> PyTree:
+    return jax.vmap(lambda x: function(unravel(x, like), *arguments))(points)
+
+
+def constrained(density: Density, points: Float[np.ndarray, "B P"]) -> PyTree:
+    """The values in the users' space at every point, along a leading axis."""
+    parts = [
+        jax.tree.map(
+            lambda leaf, count=count: np.asarray(leaf)[:count],
+            _constrained(density.constrain, density.like, part, density.arguments),
+        )
+        for part, count in _chunks(density, points, density.value_rows)
+    ]
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
+
+
+@compiled(static="function")
+def _drawn_starts(function: Callable[..., Any], keys: Array, arguments: tuple) -> Array:
+    return jax.vmap(lambda key: ravel(function(key, *arguments)))(keys)
+
+
+def generator_of(key: Key) -> np.random.Generator:
+    """NumPy's generator from a JAX key, for what is drawn on the host, where a new shape costs no program."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
+
+
+def prior_draws(density: Density, key: Key, count: int) -> Float[np.ndarray, "B P"] | None:
+    """So many θ drawn from the prior; None where the density has none."""
+    if density.starts is None:
+        return None
+    return np.asarray(_drawn_starts(density.starts, jax.random.split(key, count), density.arguments), np.float64)

@@ -1,0 +1,234 @@
+"""The Gaussian that is nearest to a density: the rule at fixed quasi-Monte Carlo points, until it has converged.
+
+The points are the same in every step, so that the run is deterministic, the bound at the points rises from step to step
+and a tolerance in nats has a meaning: the idea of DADVI (Giordano, Ingram and Broderick, 2024), with natural gradients
+in place of a generic optimiser. The curvature is the average of the Hessians at the points (Price's theorem), which is
+exact for a Gaussian density with any number of points.
+
+The optimum at fixed points is not the optimum. How far apart they are is measured at fresh points: by the natural
+gradient there, in standard deviations of every mean and as a fraction of every standard deviation. As long as that is
+too much, there are more points.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..curvature.hessian import Hessian
+from ..curvature.measurement import Measurement
+from ..families.gaussian.full import Gaussian
+from ..numerics.programs import compiled
+from ..numerics.random import Key
+from ..numerics.trees import ravel, unravel
+from ..objectives.external import External
+from ..points.sampling import QuasiMonteCarlo, even_noise
+from ..rule.rule import Rule
+from ..steps.guards import Backtracking, NoGuard
+from ..steps.steps import Steps
+from .density import Density, Expansion, average, generator_of, log_densities
+from .modes import Mode
+
+_HALVINGS = 25
+_SLACK = 0.1  # The bound at fixed points may fall by so many nats where the decrement shrinks: see `_fit_at`.
+_MEAN_ERROR, _WIDTH_ERROR = 0.015, 0.015  # of means in standard deviations, of standard deviations as a fraction
+_MOST_POINTS = 2**12
+
+
+def variational_rule(samples: int) -> Rule:
+    r"""The rule that `infer` follows: $S ← (1−ρ)S + ρE_q∇^2\barℓ$, $m ← m − ρS^{-1}E_q∇\barℓ$ at fixed points.
+
+    >>> print(variational_rule(64).points)
+    QuasiMonteCarlo(64)
+    """
+    guard = Backtracking(monotone=True)
+    return Rule(Gaussian, QuasiMonteCarlo(samples), Hessian(), Steps(1.0), guard, name="infer", section="3.1")
+
+
+class GaussianFit(NamedTuple):
+    """A Gaussian at the end of its steps.
+
+    Attributes:
+        q: the Gaussian, over the density's own pytree.
+        bound: the evidence lower bound at the fixed points, with what constant the density has.
+        samples: how many points these were.
+        steps: how many steps were taken.
+        converged: whether the optimum at these points is within the tolerance.
+        mean_error: by how much, in standard deviations, a mean is off because of the points, at most.
+        width_error: by which fraction a standard deviation is.
+        products: how many products of a Hessian with a vector it took.
+    """
+
+    q: Gaussian
+    bound: float
+    samples: int
+    steps: int
+    converged: bool
+    mean_error: float
+    width_error: float
+    products: int
+
+
+class Placed(NamedTuple):
+    """A Gaussian with what the host needs to place points of it.
+
+    Attributes:
+        q: the Gaussian.
+        mean: its mean, ravelled.
+        root: A with θ = m + εA for standard normal ε, so that the covariance is AᵀA.
+        entropy: its entropy.
+    """
+
+    q: Gaussian
+    mean: Float[np.ndarray, " P"]
+    root: Float[np.ndarray, "P P"]
+    entropy: float
+
+    def points(self, noise: Float[np.ndarray, "S P"]) -> Float[np.ndarray, "S P"]:
+        return self.mean + noise @ self.root
+
+
+_RULE = variational_rule(64).replace(guard=NoGuard(), name="infer")
+
+
+@compiled
+def _advance(rate: Any, q: Gaussian, value: Array, gradient: Array, hessian: Array) -> tuple[Any, ...]:
+    """What a step of rate ρ leads to from what was measured elsewhere, and how it went.
+
+    The points of the rule are not asked for, because the measurement is there: one program serves any number of them.
+    """
+    measured = Measurement(value, q._tree(gradient), hessian)
+    rule = _RULE.replace(steps=Steps(rate), name="infer")
+    after, info, _ = rule.advance(External(1.0), rule.init(q), measured=measured, diagnose=True, strict=True)
+    return info.decrement, info.inside & info.finite, _placement(after.q)
+
+
+def _placement(q: Gaussian) -> tuple[Any, ...]:
+    mean = ravel(q.mean)
+    root = ravel(q.transformed(jnp.eye(mean.size, dtype=mean.dtype)), 1) - mean
+    return q, mean, root, q.entropy()
+
+
+_place = compiled(_placement)
+
+
+def place(q: Gaussian) -> Placed:
+    """A Gaussian with what the host needs of it."""
+    return _on_host(_place(q))
+
+
+def _on_host(parts: Any) -> Placed:
+    q, mean, root, entropy = parts
+    return Placed(q, np.asarray(mean, np.float64), np.asarray(root, np.float64), float(entropy))
+
+
+def _step(density: Density, rate: float, at: Placed, here: Expansion) -> tuple[float, bool, Placed]:
+    decrement, good, new = _advance(rate, at.q, *(np.asarray(leaf, density.dtype) for leaf in here))
+    return float(decrement), bool(good), _on_host(new)
+
+
+def natural_errors(at: Placed, there: Expansion) -> tuple[float, float]:
+    """The natural gradient at a measurement, at most: in standard deviations of a mean, as a fraction of one."""
+    deviations = np.sqrt(np.sum(at.root**2, axis=0))
+    whitened = at.root @ there.hessian @ at.root.T - np.eye(len(at.mean))
+    shift = at.root.T @ (at.root @ there.gradient) / deviations
+    widths = 0.5 * np.einsum("ai,ab,bi->i", at.root, whitened, at.root) / deviations**2
+    errors = float(np.max(np.abs(shift))), float(np.max(np.abs(widths)))
+    return errors if np.all(np.isfinite(errors)) and np.isfinite(there.value) else (np.inf, np.inf)
+
+
+def start_of(density: Density, mode: Mode) -> Gaussian:
+    """Laplace's approximation at a mode, over the density's own pytree."""
+    position = unravel(jnp.asarray(mode.position, density.dtype), density.like)
+    return Gaussian(position, jnp.asarray(mode.precision, density.dtype))
+
+
+def fit_gaussian(
+    density: Density,
+    start: Gaussian,
+    key: Key,
+    *,
+    samples: int,
+    tolerance: float,
+    steps: int,
+    products: int,
+) -> GaussianFit:
+    """Move a Gaussian to the optimum at fixed points, and take more points where they are too few.
+
+    Args:
+        density: the density.
+        start: where to begin.
+        key: for the fresh points that judge the fixed ones.
+        samples: how many points to begin with.
+        tolerance: the nats that the optimum at the points may still be away.
+        steps: how many steps to take at most, with each number of points.
+        products: how many products of a Hessian and a vector may be spent, about.
+    """
+    at, spent, taken, rng = place(start), 0, 0, generator_of(key)
+    while True:
+        noise = even_noise(samples, density.size)[0]
+        at, bound, count, evaluations, converged = _fit_at(density, at, noise, tolerance, steps)
+        taken += count
+        there = average(density, at.points(_fresh_noise(samples, density.size, rng)))
+        spent += (evaluations + 1) * samples * density.size
+        mean_error, width_error = natural_errors(at, there)
+        enough = mean_error <= _MEAN_ERROR and width_error <= _WIDTH_ERROR
+        next_cost = 4 * samples * density.size * max(3, evaluations // 2)
+        if enough or 4 * samples > _MOST_POINTS or spent + next_cost > products:
+            return GaussianFit(at.q, bound, samples, taken, converged, mean_error, width_error, spent)
+        samples *= 4
+
+
+def _fresh_noise(samples: int, size: int, rng: np.random.Generator) -> np.ndarray:
+    """Standard normal noise from Sobol's points under a scrambling of its own, in mirrored pairs."""
+    from scipy.stats import norm, qmc
+
+    half = norm.ppf(np.clip(qmc.Sobol(size, rng=rng).random(samples // 2), 1e-12, 1 - 1e-12))
+    return np.concatenate([half, -half])
+
+
+def _fit_at(
+    density: Density, at: Placed, noise: np.ndarray, tolerance: float, steps: int
+) -> tuple[Placed, float, int, int, bool]:
+    """The Gaussian after the steps at these points: itself, its bound, steps, evaluations, and whether it converged.
+
+    The rule's guard, `Backtracking(monotone=True)`, is taken from outside of the compiled step, because the loss is
+    measured by another program: ρ is halved until λ is inside Ω and the loss does not worsen. By Price's theorem the
+    average Hessian is the derivative of E_q ℓ̄ in S⁻¹, up to a half; at a finite number of points it is so only nearly,
+    so that close to the end the bound at the points may fall a little while the steps still shrink.
+    """
+    here, evaluations = average(density, at.points(noise)), 1
+    center = -float(log_densities(density, at.mean[None])[0])
+    for _ in range(12):
+        if here.value < center + 5 * density.size + 10:
+            break
+        # A Gaussian that reaches far out of the density's mass cannot be moved by what is measured there.
+        at = place(at.q.with_scaled_precision(4.0))
+        here, evaluations = average(density, at.points(noise)), evaluations + 1
+    if not np.isfinite(here.value):
+        return at, -np.inf, 0, evaluations, False
+    loss, rate, count = here.value - at.entropy, 1.0, 0
+    eps = float(jnp.finfo(density.dtype).eps)
+    decrement, good, new = _step(density, rate, at, here)
+    while count < steps:
+        rounding = 32 * eps * (1 + abs(loss))
+        if decrement < max(tolerance, rounding):
+            return at, -loss, count, evaluations, True
+        for _ in range(_HALVINGS):
+            if good:
+                there, evaluations = average(density, new.points(noise)), evaluations + 1
+                risen = there.value - new.entropy - loss
+                if np.isfinite(there.value) and risen <= rounding + _SLACK:
+                    following = _step(density, min(1.0, 2 * rate), new, there)
+                    if risen <= rounding or following[0] < decrement:
+                        break
+            rate *= 0.5
+            _, good, new = _step(density, rate, at, here)
+        else:
+            break
+        at, here, loss, count, rate = new, there, there.value - new.entropy, count + 1, min(1.0, 2 * rate)
+        decrement, good, new = following
+    return at, -loss, count, evaluations, False

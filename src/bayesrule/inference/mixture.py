@@ -1,0 +1,185 @@
+r"""A mixture of Gaussians fitted to a density by its own weighted draws, for densities that no Gaussian fits.
+
+Draws of the mixture are weighted by $w = p/q$, and the mixture is fitted to the weighted draws by a step of EM: each
+component gets the expectation parameters that its share of the draws has,
+$μ_k = \sum_i w_i r_{ik} T(θ_i) / \sum_i w_i r_{ik}$. That lowers KL(p‖q), where a variational step lowers KL(q‖p): the
+fitted mixture has the density's own means and variances, and covers its tails, so that its weights stay bounded
+(Cappé, Douc, Guillin, Marin and Robert, "Adaptive importance sampling in general mixture classes", 2008). It takes
+values of the density alone, for which there is a program already.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..families.gaussian.full import Gaussian
+from ..families.latent.mixture import Mixture
+from ..numerics.programs import compiled
+from ..numerics.trees import unravel
+from .density import Density, log_densities
+from .gaussian import Placed, place
+from .importance import Importance, importance
+
+WIDE = 3.0
+"""How much wider, as a factor of the covariance, the copy of each component is that begins as its tail."""
+
+_SHRINK = 0.02  # The part of each covariance that is kept from before, so that few draws do not make it singular.
+_LEAST_WEIGHT = 0.005
+_BIRTHS = (1, 3, 5, 7)  # After which rounds components are added, where the weights are still uneven.
+_BORN = 2
+_MOST_COMPONENTS = 12
+
+
+class Components:
+    """A mixture of Gaussians as arrays on the host: what draws and densities need.
+
+    Args:
+        weights: π_k.
+        means: m_k, ravelled.
+        covariances: their covariances.
+    """
+
+    def __init__(self, weights: np.ndarray, means: np.ndarray, covariances: np.ndarray):
+        self.weights, self.means, self.covariances = weights / np.sum(weights), means, covariances
+        self.roots = np.linalg.cholesky(covariances)
+        self.log_dets = 2 * np.sum(np.log(np.diagonal(self.roots, axis1=1, axis2=2)), axis=1)
+
+    def draw(self, rng: np.random.Generator, count: int) -> Float[np.ndarray, "M P"]:
+        choice = rng.choice(len(self.weights), size=count, p=self.weights)
+        noise = rng.standard_normal((count, self.means.shape[1]))
+        return self.means[choice] + np.einsum("mij,mj->mi", self.roots[choice], noise)
+
+    def log_joint(self, points: Float[np.ndarray, "M P"]) -> Float[np.ndarray, "M K"]:
+        """log π_k + log q_k(θ)."""
+        columns = []
+        for weight, mean, root, log_det in zip(self.weights, self.means, self.roots, self.log_dets, strict=True):
+            whitened = np.linalg.solve(root, (points - mean).T)
+            log_q = -0.5 * (np.sum(whitened**2, axis=0) + log_det + len(mean) * math.log(2 * math.pi))
+            columns.append(math.log(max(weight, 1e-300)) + log_q)
+        return np.stack(columns, axis=1)
+
+    def log_prob(self, points: Float[np.ndarray, "M P"]) -> Float[np.ndarray, " M"]:
+        return np.logaddexp.reduce(self.log_joint(points), axis=1)
+
+    def as_family(self, density: Density) -> Mixture | Gaussian:
+        """The member of the library's family over the density's own pytree."""
+        trees = [unravel(jnp.asarray(mean, density.dtype), density.like) for mean in self.means]
+        precisions = [jnp.asarray(np.linalg.inv(c), density.dtype) for c in self.covariances]
+        members = [Gaussian(tree, precision) for tree, precision in zip(trees, precisions, strict=True)]
+        return members[0] if len(members) == 1 else Mixture(jnp.asarray(self.weights, density.dtype), members)
+
+
+@compiled
+def _matched(points: Float[Array, "M P"], shares: Float[Array, "K M"]) -> tuple[Array, Array]:
+    """The Gaussians that have the expectation parameters of weighted draws: their means and covariances."""
+
+    def one(share: Array) -> tuple[Array, Array]:
+        mean = share @ points
+        deviation = points - mean
+        return mean, (deviation * share[:, None]).T @ deviation
+
+    return jax.vmap(one)(shares)
+
+
+def refit(q: Components, points: np.ndarray, log_weights: np.ndarray) -> Components:
+    """The mixture after one step of EM on weighted draws; components without weight are dropped."""
+    log_joint = q.log_joint(points)
+    responsibilities = np.exp(log_joint - np.logaddexp.reduce(log_joint, axis=1)[:, None])
+    shares = np.exp(log_weights)[:, None] * responsibilities
+    totals = np.sum(shares, axis=0)
+    # A component is moved only as far as its own draws carry it: with few of them its covariance stays.
+    effective = totals**2 / np.maximum(np.sum(shares**2, axis=0), 1e-300)
+    kept = (totals > _LEAST_WEIGHT) & (effective > 5)
+    if not np.any(kept):
+        return q
+    shares, totals, effective = shares[:, kept] / totals[kept], totals[kept], effective[kept]
+    means, covariances = (np.asarray(x, np.float64) for x in _matched(points, np.ascontiguousarray(shares.T)))
+    size = points.shape[1]
+    part = np.maximum(_SHRINK, size / (size + effective))[:, None, None]
+    return Components(totals, means, (1 - part) * covariances + part * q.covariances[kept])
+
+
+def fit_mixture(
+    density: Density, starts: list[Placed], bounds: np.ndarray, rng: np.random.Generator, *, draws: int, rounds: int
+) -> tuple[Components, np.ndarray, Importance]:
+    """Refit a mixture to its own weighted draws until its weights no longer become better.
+
+    Args:
+        density: the density.
+        starts: Gaussians to begin with, at one mode or several.
+        bounds: their evidence lower bounds, from which their weights come.
+        rng: the source of draws.
+        draws: how many draws each round takes.
+        rounds: how many rounds at most.
+
+    Returns:
+        The best mixture by k̂, and its draws (fresh ones) with their weights.
+    """
+    q = _beginning(starts, bounds)
+    best: tuple[Any, ...] | None = None
+    worse = 0
+    for number in range(rounds):
+        points = q.draw(rng, draws)
+        weighted = importance(log_densities(density, points) - q.log_prob(points))
+        if best is None or weighted.effective > 1.02 * best[2].effective:
+            best, worse = (q, points, weighted), 0
+        else:
+            worse += 1
+        if worse >= 4:
+            break
+        log_weights = _tempered(weighted.log_weights, q.means.shape[1])
+        if number in _BIRTHS and weighted.effective < 0.7 * draws:
+            q = _with_births(q, points, log_weights, rng)
+        q = refit(q, points, log_weights)
+    assert best is not None  # There is at least one round.
+    q = best[0]
+    points = q.draw(rng, draws)
+    return q, points, importance(log_densities(density, points) - q.log_prob(points))
+
+
+def _with_births(q: Components, points: np.ndarray, log_weights: np.ndarray, rng: np.random.Generator) -> Components:
+    """The mixture with components at places that the weights favour, each as wide as the one that is nearest."""
+    if len(q.weights) >= _MOST_COMPONENTS:
+        return q
+    chosen = points[rng.choice(len(points), size=_BORN, p=np.exp(log_weights - np.logaddexp.reduce(log_weights)))]
+    parents = np.argmax(q.log_joint(chosen), axis=1)
+    weights = np.concatenate([0.7 * q.weights, np.full(_BORN, 0.3 / _BORN)])
+    return Components(
+        weights, np.concatenate([q.means, chosen]), np.concatenate([q.covariances, q.covariances[parents]])
+    )
+
+
+def _beginning(starts: list[Placed], bounds: np.ndarray) -> Components:
+    """Every Gaussian, and wider copies of it that begin as its tails."""
+    shares = np.exp(bounds - np.max(bounds))
+    weights, means, covariances = [], [], []
+    for start, share in zip(starts, shares / np.sum(shares), strict=True):
+        covariance = start.root.T @ start.root
+        for factor, part in ((1.0, 0.6), (WIDE, 0.3), (WIDE**2, 0.1)):
+            weights.append(share * part)
+            means.append(start.mean)
+            covariances.append(factor * covariance)
+    return Components(np.array(weights), np.stack(means), np.stack(covariances))
+
+
+def _tempered(log_weights: np.ndarray, size: int) -> np.ndarray:
+    """Weights w^t with the largest t at which enough draws count: with few of them a refit would collapse."""
+    least = max(20 * size**0.5, 4.0 * size, 50.0)
+    for power in (1.0, 0.8, 0.6, 0.4, 0.25, 0.15, 0.1):
+        scaled = power * log_weights
+        scaled = scaled - np.logaddexp.reduce(scaled)
+        if np.exp(-np.logaddexp.reduce(2 * scaled)) >= least:
+            break
+    return scaled
+
+
+def components_of(q: Gaussian) -> Components:
+    """A Gaussian as a mixture of one."""
+    placed = place(q)
+    return Components(np.ones(1), placed.mean[None], (placed.root.T @ placed.root)[None])

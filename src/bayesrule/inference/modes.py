@@ -1,0 +1,230 @@
+"""Modes of a density: several starts are climbed side by side, the ends told apart and weighed by their evidence.
+
+Every start takes steps of Newton's method as the rule has it: a Gaussian, the delta method, the Hessian, the precision
+replaced in each step (ρ = 1) and the mean's rate halved until the density rises. Where the Hessian is indefinite, its
+eigenvalues are replaced by their absolute values, so that a step leads away from a saddle point and not towards it
+(Dauphin et al., 2014).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..curvature.hessian import Hessian
+from ..curvature.measurement import Measurement
+from ..families.gaussian.full import Gaussian
+from ..numerics.programs import compiled
+from ..numerics.random import Key
+from ..objectives.external import External
+from ..points.base import Delta
+from ..rule.rule import Rule
+from ..steps.guards import NoGuard
+from ..steps.schedule import Rates
+from ..steps.steps import Steps
+from .density import Density, expand, generator_of, log_densities, prior_draws
+
+CANDIDATES = 8
+"""Among how many draws each start is the one of the highest density."""
+
+RADII = (0.5, 2.0, 1.0, 4.0)
+"""The half-widths of the boxes around zero from which starts are drawn, in turn."""
+
+_STEPS = 60
+_HALVINGS = 30
+_DECREMENT = 1e-6  # Nats to gain, to second order, below which a start has arrived.
+_SAME = 0.1  # Two ends are one mode if they are so close, as a squared distance in standard deviations.
+_BEHIND = 7.0  # A mode so many nats of evidence behind the best has less than a thousandth of its weight.
+
+NEWTON = Rule(
+    Gaussian, Delta(), Hessian(), Steps(Rates(1.0, 1.0)), NoGuard(), name="newton for modes", section="1.3.2"
+)
+
+
+class Mode(NamedTuple):
+    """Where starts have ended.
+
+    Attributes:
+        position: θ, ravelled.
+        precision: the Hessian of −log p there; where a start did not arrive, that of the point on its way with the
+            largest evidence.
+        evidence: the logarithm of Laplace's evidence.
+        starts: how many of the starts ended here.
+        converged: whether they have arrived: a stationary point with a positive-definite Hessian.
+    """
+
+    position: Float[np.ndarray, " P"]
+    precision: Float[np.ndarray, "P P"]
+    evidence: float
+    starts: int
+    converged: bool
+
+
+def draw_starts(density: Density, key: Key, count: int, given: np.ndarray | None) -> Float[np.ndarray, "K P"]:
+    """So many starts of finite density: zero (or the given one), draws from the prior, and draws around zero.
+
+    Every start but the first is the best of a few candidates, so that few are hopelessly far out in a tail.
+    """
+    box_key, prior_key = jax.random.split(key)
+    size = density.size
+    center = np.zeros(size) if given is None else given
+    boxes = generator_of(box_key).uniform(-1.0, 1.0, (count, CANDIDATES, size))
+    radii = np.array([RADII[k % len(RADII)] for k in range(count)])
+    candidates = center + radii[:, None, None] * boxes
+    prior = prior_draws(density, prior_key, count * CANDIDATES)
+    if prior is not None:
+        prior = np.clip(np.where(np.isfinite(prior), prior, 0.0), -1e3, 1e3).reshape(candidates.shape)
+        candidates[1::2] = prior[1::2]
+    candidates[0] = center
+    values = log_densities(density, candidates.reshape(-1, size)).reshape(count, CANDIDATES)
+    best = np.argmax(values, axis=1)
+    starts, values = candidates[np.arange(count), best], np.max(values, axis=1)
+    return starts[np.isfinite(values)]
+
+
+@compiled
+def _newton_steps(rule: Rule, positions: Array, gradients: Array, hessians: Array) -> tuple[Array, Array]:
+    """The mean of every start after a whole step, and the decrement ½gᵀS⁻¹g before it."""
+
+    def one(position: Array, gradient: Array, hessian: Array) -> tuple[Array, Array]:
+        measured = Measurement(jnp.zeros((), position.dtype), gradient, hessian)
+        state = rule.init(Gaussian(position, hessian))
+        after, info, _ = rule.advance(External(1.0), state, measured=measured, diagnose=True)
+        return after.q.mean, info.decrement
+
+    return jax.vmap(one)(positions, gradients, hessians)
+
+
+def positive_definite(hessian: Float[np.ndarray, "P P"]) -> tuple[Float[np.ndarray, "P P"], bool]:
+    """The matrix with the absolute values of its eigenvalues, and whether it was positive definite by itself."""
+    try:
+        pivots = np.diagonal(np.linalg.cholesky(hessian)) ** 2
+        if np.all(pivots > 1e-12 * np.diagonal(hessian)):
+            return hessian, True
+    except np.linalg.LinAlgError:
+        pass
+    values, vectors = np.linalg.eigh(hessian)
+    sizes = np.maximum(np.abs(values), 1e-8 * np.max(np.abs(values), initial=1e-300))
+    return (vectors * sizes) @ vectors.T, False
+
+
+def _evidence(value: float, hessian: np.ndarray) -> float:
+    """The logarithm of Laplace's evidence, by a value of −log p and its Hessian."""
+    return -value + 0.5 * len(hessian) * math.log(2 * math.pi) - 0.5 * float(np.linalg.slogdet(hessian)[1])
+
+
+def climb(density: Density, starts: Float[np.ndarray, "K P"]) -> list[Mode]:
+    """Where every start leads: a mode, or the best place on the way of one that has not arrived."""
+    count = len(starts)
+    positions = np.array(starts, np.float64)
+    here = expand(density, positions)
+    ends: list[Mode | None] = [None] * count
+    paths: list[list[Mode]] = [[] for _ in range(count)]
+    active = np.isfinite(here.value)
+    for _ in range(_STEPS):
+        matrices, definite = np.tile(np.eye(density.size), (count, 1, 1)), np.zeros(count, bool)
+        for k in np.flatnonzero(active):
+            matrices[k], definite[k] = positive_definite(here.hessian[k])
+            paths[k].append(Mode(positions[k].copy(), matrices[k].copy(), _evidence(here.value[k], matrices[k]), 1, False))
+        whole, decrements = _steps_of(density, positions, here.gradient, matrices)
+        rounding = 32 * float(jnp.finfo(density.dtype).eps) * (1 + np.abs(here.value))
+        for k in np.flatnonzero(active & definite & (decrements < np.maximum(_DECREMENT, rounding))):
+            ends[k], active[k] = paths[k][-1]._replace(converged=True), False
+        if not np.any(active):
+            break
+        positions, here, moved = _line_search(density, positions, here, whole - positions, decrements, active)
+        active &= moved
+    lost = [path for path, end in zip(paths, ends, strict=True) if end is None and path]
+    return [end for end in ends if end is not None] + [_best_of_path(density, path) for path in lost]
+
+
+def _best_of_path(density: Density, path: list[Mode]) -> Mode:
+    """Of some places on the way of a start, the one with the largest evidence by its calibrated widths."""
+    some = path[:: max(1, len(path) // 8)]
+    return max((calibrate(density, place) for place in some), key=lambda mode: mode.evidence)
+
+
+def calibrate(density: Density, mode: Mode) -> Mode:
+    """The mode with a precision such that −log p rises by about a half at one standard deviation.
+
+    Away from a stationary point a Hessian may be far too small in a direction along which the density soon falls. Along
+    every eigenvector of the precision the rise on both sides is measured, and the eigenvalue corrected where it is far
+    from a half.
+    """
+    values, vectors = np.linalg.eigh(mode.precision)
+    center = -float(log_densities(density, mode.position[None])[0])
+    for _ in range(8):
+        steps = vectors / np.sqrt(values)
+        sides = np.concatenate([mode.position + steps.T, mode.position - steps.T])
+        rises = np.mean(-log_densities(density, sides).reshape(2, -1), axis=0) - center
+        factors = np.where(np.isfinite(rises), np.clip(2 * rises, 0.1, 1e4), 1e4)
+        factors = np.where((factors > 0.3) & (factors < 4), 1.0, factors)
+        if np.all(factors == 1.0):
+            break
+        values = values * factors
+    precision = (vectors * values) @ vectors.T
+    return mode._replace(precision=precision, evidence=_evidence(center, precision))
+
+
+def _steps_of(density: Density, positions: Any, gradients: Any, matrices: Any) -> tuple[np.ndarray, np.ndarray]:
+    cast = lambda x: np.asarray(x, density.dtype)
+    whole, decrements = _newton_steps(NEWTON, cast(positions), cast(gradients), cast(matrices))
+    return np.asarray(whole, np.float64), np.asarray(decrements, np.float64)
+
+
+def _line_search(
+    density: Density, positions: np.ndarray, here: Any, steps: np.ndarray, decrements: np.ndarray, active: np.ndarray
+) -> tuple[np.ndarray, Any, np.ndarray]:
+    """The positions after as much of each step as raises the density enough, and which of them have moved.
+
+    The precision does not depend on the mean's rate ρ, so that a rate of ρ is the fraction ρ of the way.
+    """
+    rates, waiting, moved = np.ones(len(positions)), active.copy(), np.zeros(len(positions), bool)
+    leaves = [np.array(leaf) for leaf in here]
+    positions = positions.copy()
+    for _ in range(_HALVINGS):
+        index = np.flatnonzero(waiting)
+        if not len(index):
+            break
+        trials = positions[index] + rates[index, None] * steps[index]
+        there = expand(density, np.where(np.isfinite(trials), trials, 0.0))
+        enough = there.value <= here.value[index] - 2e-4 * rates[index] * decrements[index]
+        good = enough & np.isfinite(there.value) & np.all(np.isfinite(trials), axis=1)
+        for position, k in zip(np.flatnonzero(good), index[good], strict=True):
+            positions[k] = trials[position]
+            for leaf, new in zip(leaves, there, strict=True):
+                leaf[k] = new[position]
+        moved[index[good]], waiting[index[good]] = True, False
+        rates[index] *= 0.5
+    return positions, type(here)(*leaves), moved
+
+
+def tell_apart(ends: list[Mode]) -> list[Mode]:
+    """The distinct modes among the ends of all starts, the largest evidence first, without those of no weight.
+
+    Ends that have not arrived count only where they have more evidence than every mode: on the way to where the density
+    is infinite, and the posterior is not.
+    """
+    arrived = sorted((end for end in ends if end.converged), key=lambda mode: -mode.evidence)
+    distinct: list[Mode] = []
+    for end in arrived:
+        same = next((k for k, mode in enumerate(distinct) if _is_same(mode, end)), None)
+        if same is None:
+            distinct.append(end)
+        else:
+            distinct[same] = distinct[same]._replace(starts=distinct[same].starts + 1)
+    kept = [mode for mode in distinct if mode.evidence > distinct[0].evidence - _BEHIND]
+    lost = max((end for end in ends if not end.converged), key=lambda mode: mode.evidence, default=None)
+    if lost is not None and (not kept or lost.evidence > kept[0].evidence + 1.0):
+        kept.append(lost)
+    return kept
+
+
+def _is_same(mode: Mode, other: Mode) -> bool:
+    difference = other.position - mode.position
+    return float(difference @ mode.precision @ difference) < _SAME * len(difference) ** 0.5

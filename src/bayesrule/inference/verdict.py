@@ -1,0 +1,107 @@
+"""How far to trust an approximation: one word, one sentence, and the numbers behind them.
+
+Importance weights estimate the means and standard deviations of the density itself. "trust" promises that every mean is
+within 0.1 standard deviations and every standard deviation within 10 %; so the shifts that the weights show must be
+smaller than that by their own errors, and the weights must be such that they can be believed (Pareto k̂).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from .importance import Importance, Shift
+
+Trust = Literal["trust", "means only", "do not trust"]
+
+MEAN_LIMIT, WIDTH_LIMIT = 0.1, 0.1
+"""What "trust" promises: of means in standard deviations, of standard deviations as a fraction."""
+
+KHAT_LIMIT = 0.7
+"""Above it averages with importance weights have no use (Vehtari et al., 2024)."""
+
+REFINED_KHAT = 0.5
+"""Up to it weighted draws are trusted where the approximation itself is not: the weights have a finite variance."""
+
+LEAST_EFFECTIVE = 200.0
+"""How many draws the weighted ones must be worth, so that the shifts can be told from noise."""
+
+
+EVEN = 0.9
+"""Weights that are worth so large a part of their number are nearly equal, and the shape of their tail says nothing."""
+
+
+class Judgement(NamedTuple):
+    """What the weights say of an approximation.
+
+    Attributes:
+        trust: "trust", "means only" or "do not trust".
+        refined: whether that holds for importance-resampled draws, and not for those of q itself.
+        mean_shift: the largest shift of a mean, in standard deviations.
+        width_shift: the largest relative error of a standard deviation.
+        mean_of: the number whose mean is shifted most.
+        width_of: the number whose standard deviation is off most.
+    """
+
+    trust: Trust
+    refined: bool
+    mean_shift: float
+    width_shift: float
+    mean_of: str
+    width_of: str
+
+
+def judge(weighted: Importance, shift: Shift, names: list[str]) -> Judgement:
+    """Judge an approximation by its importance weights and the shifts that they show."""
+    means, widths = np.abs(shift.mean), np.abs(shift.width)
+    worst_mean, worst_width = int(np.argmax(means)), int(np.argmax(widths))
+    even = weighted.effective >= EVEN * len(weighted.log_weights)
+    believed = (weighted.khat < KHAT_LIMIT or even) and weighted.effective >= LEAST_EFFECTIVE
+    # With k̂ near its limit the weights have not seen all of the tails, and the widths are off by more than they show.
+    margin = 1.0 + max(0.0, weighted.khat - 0.3)
+    good_means = bool(np.all(margin * means + shift.mean_error <= MEAN_LIMIT))
+    good_widths = bool(np.all(margin * widths + shift.width_error <= WIDTH_LIMIT))
+    trust: Trust = "do not trust"
+    refined = False
+    if believed and good_means and good_widths:
+        trust = "trust"
+    elif weighted.khat < REFINED_KHAT and weighted.effective >= 2 * LEAST_EFFECTIVE:
+        trust, refined = "trust", True
+    elif believed and good_means:
+        trust = "means only"
+    return Judgement(
+        trust, refined, float(means[worst_mean]), float(widths[worst_width]), names[worst_mean], names[worst_width]
+    )
+
+
+def sentence(
+    judgement: Judgement,
+    weighted: Importance,
+    *,
+    family: str,
+    tried: list[str],
+    agreed: int,
+    starts: int,
+    modes: int,
+    advice: str,
+) -> str:
+    """The verdict in one or two plain sentences."""
+    shown = (
+        f"Pareto k̂ = {weighted.khat:.2f}, means off by at most {judgement.mean_shift:.2f} sd "
+        f"({judgement.mean_of}), sds by {100 * judgement.width_shift:.0f} % ({judgement.width_of})"
+    )
+    found = f"{agreed} of {starts} starts agree" + (f" on {modes} modes" if modes > 1 else "")
+    also = f" A {tried[0]} alone was not good enough." if len(tried) > 1 else ""
+    if judgement.trust == "trust" and judgement.refined:
+        return (
+            f"Trust the importance-resampled draws, which are the default of samples(): {shown} before resampling; "
+            f"{found}.{also}"
+        )
+    if judgement.trust == "trust":
+        return f"Trust the {family}: {shown}; {found}.{also}"
+    if judgement.trust == "means only":
+        return f"Trust the means only: {shown}; {found}. {advice}"
+    if weighted.khat >= KHAT_LIMIT:
+        shown += "; these numbers cannot be relied on themselves"
+    return f"Do not trust this approximation: {shown}; {found}. {advice}"
