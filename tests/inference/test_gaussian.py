@@ -100,7 +100,7 @@ def test_the_error_of_the_points_is_about_the_error(sixty):
 def test_natural_errors_are_the_way_to_the_optimum():
     """A Gaussian density seen from q with twice its precision: half of the way in the mean, a quarter of the width."""
     center, precision = np.array([3.0, -1.0]), np.array([[2.0, 0.9], [0.9, 1.0]])
-    at = place(blr.Gaussian(jnp.asarray(center + [0.2, -0.1]), jnp.asarray(2.0 * precision)))
+    at = place(blr.Gaussian(jnp.asarray(center) + jnp.array([0.2, -0.1]), jnp.asarray(2.0 * precision)))
     noise = np.random.default_rng(0).normal(size=(8, 2))
     there = average(density_of(correlated, 2, jnp.asarray(center)), at.points(np.concatenate([noise, -noise])))
     deviations = np.sqrt(np.diagonal(np.linalg.inv(2.0 * precision)))

@@ -83,7 +83,7 @@ def test_absolute_eigenvalues():
 
 
 def test_a_density_without_a_mode_gives_a_place_of_much_mass():
-    """Newton's method falls into the infinite density; what is kept is where the posterior is, at a scale above zero."""
+    """Newton's method falls into the infinite density; what is kept is on the way, at a scale above zero."""
     density = density_of(centred, 7)
     ends = climb(density, draw_starts(density, jax.random.key(0), 4, None))
     best = tell_apart(ends)[0]
