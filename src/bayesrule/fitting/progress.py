@@ -36,7 +36,7 @@ def run_in_chunks(
     """
     done = int(carry.state.count)
     chunk_steps = min(last - done, _FIRST_CHUNK_STEPS)
-    with _Interrupt() as interrupt:
+    with Interrupt() as interrupt:
         try:
             while done < last:
                 began = time.perf_counter()
@@ -58,7 +58,7 @@ def run_in_chunks(
     return carry, Reason.STEPS
 
 
-class _Interrupt:
+class Interrupt:
     """Turns Ctrl-C into a request that is read between two chunks, so that none is lost; a second Ctrl-C acts at once.
 
     Only the main thread can handle signals; in another thread nothing is changed.
@@ -67,7 +67,7 @@ class _Interrupt:
     def __init__(self) -> None:
         self.requested = False
 
-    def __enter__(self) -> _Interrupt:
+    def __enter__(self) -> Interrupt:
         self.handles_signals = threading.current_thread() is threading.main_thread()
         if self.handles_signals:
             self.previous_handler = signal.signal(signal.SIGINT, self._request)

@@ -19,6 +19,19 @@ def path_of(path: Any) -> str:
     return "/".join(str(getattr(entry, "key", getattr(entry, "name", getattr(entry, "idx", entry)))) for entry in path)
 
 
+class Hashed:
+    """A constraint of NumPyro's, which can be compared but not hashed, as a part of what a program is kept under."""
+
+    def __init__(self, constraint: Any):
+        self.constraint = constraint
+
+    def __hash__(self) -> int:
+        return hash(type(self.constraint))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hashed) and bool(self.constraint == other.constraint)
+
+
 @dataclasses.dataclass(frozen=True)
 class Constrained:
     """A log density of constrained values as one of unconstrained values.
@@ -27,11 +40,11 @@ class Constrained:
 
     Args:
         function: the log density of the values as users know them, `function(values, *arguments)`.
-        constraints: pairs of a path and NumPyro's constraint for the leaf there.
+        constraints: pairs of a path and NumPyro's constraint for the leaf there, made hashable.
     """
 
     function: Callable[..., Any]
-    constraints: tuple[tuple[str, Any], ...] = ()
+    constraints: tuple[tuple[str, Hashed], ...] = ()
 
     def __call__(self, theta: PyTree, *arguments: PyTree) -> Any:
         values, jacobian = self._transformed(theta)
@@ -43,7 +56,7 @@ class Constrained:
 
     def unconstrain(self, values: PyTree) -> PyTree:
         """The θ of these values."""
-        bijections = self._bijections()
+        bijections = self.bijections()
 
         def leaf(path: Any, value: Any) -> Any:
             transform = bijections.get(path_of(path))
@@ -51,15 +64,16 @@ class Constrained:
 
         return jax.tree_util.tree_map_with_path(leaf, values)
 
-    def _bijections(self) -> dict[str, Any]:
+    def bijections(self) -> dict[str, Any]:
+        """NumPyro's bijection for every constrained leaf, by its path."""
         if not self.constraints:
             return {}
         from numpyro.distributions import biject_to
 
-        return {path: biject_to(constraint) for path, constraint in self.constraints}
+        return {path: biject_to(hashed.constraint) for path, hashed in self.constraints}
 
     def _transformed(self, theta: PyTree) -> tuple[PyTree, Any]:
-        bijections, jacobians = self._bijections(), [jnp.zeros(())]
+        bijections, jacobians = self.bijections(), [jnp.zeros(())]
 
         def leaf(path: Any, x: Any) -> Any:
             transform = bijections.get(path_of(path))
@@ -73,7 +87,7 @@ class Constrained:
         return values, sum(jacobians)
 
 
-def resolve(constraints: Mapping[str, Any] | None, start: PyTree) -> tuple[tuple[str, Any], ...]:
+def resolve(constraints: Mapping[str, Any] | None, start: PyTree) -> tuple[tuple[str, Hashed], ...]:
     """The constraints as NumPyro's objects, checked against the paths of the start.
 
     Args:
@@ -98,19 +112,22 @@ def resolve(constraints: Mapping[str, Any] | None, start: PyTree) -> tuple[tuple
         constraint = getattr(known, given, None) if isinstance(given, str) else given
         if constraint is None or (isinstance(given, str) and given.startswith("_")):
             names = ", ".join(name for name in sorted(known.__all__) if name.islower())
-            raise ValueError(f"constraints={{{path!r}: {given!r}}}: NumPyro has no constraint of that name, only {names}.")
+            raise ValueError(
+                f"constraints={{{path!r}: {given!r}}}: NumPyro has no constraint of that name, only {names}."
+            )
         if constraint is known.real or constraint is known.real_vector:
             continue
         if getattr(constraint, "is_discrete", False):
             raise ValueError(f"{path!r} is constrained to be discrete ({given}): infer moves real numbers; sum it out.")
-        resolved.append((path, constraint))
+        resolved.append((path, Hashed(constraint)))
     return tuple(resolved)
 
 
 def start_values(start: PyTree) -> tuple[PyTree, bool]:
     """The start as arrays of real numbers, and whether it has values; of shapes alone it has zeros."""
-    is_shape = lambda x: isinstance(x, jax.ShapeDtypeStruct) or (
-        isinstance(x, tuple) and all(isinstance(n, int | np.integer) for n in x)
+    is_shape = lambda x: (
+        isinstance(x, jax.ShapeDtypeStruct)
+        or (isinstance(x, tuple) and all(isinstance(n, int | np.integer) for n in x))
     )
     leaves = jax.tree.leaves(start, is_leaf=is_shape)
     if not leaves:

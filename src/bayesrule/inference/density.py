@@ -71,8 +71,8 @@ class Density(eqx.Module):
 
     @property
     def objective(self) -> Plain:
-        """−log p as the objective of a rule."""
-        return Plain(Negative(self.function), self.arguments)
+        """−log p as the objective of any rule: `blr.fit(posterior.rule, posterior.density.objective, q, …)`."""
+        return Plain(function=Negative(self.function), arguments=self.arguments)
 
     @property
     def width(self) -> int:
@@ -152,7 +152,7 @@ def expand(density: Density, points: Float[np.ndarray, "B P"]) -> Expansion:
 def average(density: Density, points: Float[np.ndarray, "S P"]) -> Expansion:
     """−log p and its derivatives, averaged over the points; no more than a few of them are held at a time."""
     totals = [Expansion(*(np.sum(leaf, axis=0) for leaf in part)) for part in _expansions(density, points)]
-    return Expansion(*(sum(leaves) / len(points) for leaves in zip(*totals, strict=True)))
+    return Expansion(*(np.sum(leaves, axis=0) / len(points) for leaves in zip(*totals, strict=True)))
 
 
 @compiled(static="function")

@@ -12,11 +12,12 @@ too much, there are more points.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from ..curvature.hessian import Hessian
 from ..curvature.measurement import Measurement
@@ -36,6 +37,7 @@ _HALVINGS = 25
 _SLACK = 0.1  # The bound at fixed points may fall by so many nats where the decrement shrinks: see `_fit_at`.
 _MEAN_ERROR, _WIDTH_ERROR = 0.015, 0.015  # of means in standard deviations, of standard deviations as a fraction
 _MOST_POINTS = 2**12
+_VALUE_COST = 4  # What a value and a gradient cost, in products of a Hessian with a vector.
 
 
 def variational_rule(samples: int) -> Rule:
@@ -46,6 +48,13 @@ def variational_rule(samples: int) -> Rule:
     """
     guard = Backtracking(monotone=True)
     return Rule(Gaussian, QuasiMonteCarlo(samples), Hessian(), Steps(1.0), guard, name="infer", section="3.1")
+
+
+Follow = Callable[[Gaussian, float, int], bool | None]
+
+
+def _go_on(q: Gaussian, bound: float, steps: int) -> None:
+    """Nothing ends the steps."""
 
 
 class GaussianFit(NamedTuple):
@@ -95,7 +104,7 @@ _RULE = variational_rule(64).replace(guard=NoGuard(), name="infer")
 
 
 @compiled
-def _advance(rate: Any, q: Gaussian, value: Array, gradient: Array, hessian: Array) -> tuple[Any, ...]:
+def _advance(rate: Any, q: Gaussian, value: Any, gradient: Any, hessian: Any) -> tuple[Any, ...]:
     """What a step of rate ρ leads to from what was measured elsewhere, and how it went.
 
     The points of the rule are not asked for, because the measurement is there: one program serves any number of them.
@@ -155,6 +164,7 @@ def fit_gaussian(
     tolerance: float,
     steps: int,
     products: int,
+    follow: Follow = _go_on,
 ) -> GaussianFit:
     """Move a Gaussian to the optimum at fixed points, and take more points where they are too few.
 
@@ -165,21 +175,29 @@ def fit_gaussian(
         samples: how many points to begin with.
         tolerance: the nats that the optimum at the points may still be away.
         steps: how many steps to take at most, with each number of points.
-        products: how many products of a Hessian and a vector may be spent, about.
+        products: how many products of a Hessian and a vector may be spent, about; values and gradients count too.
+        follow: called after every step with the Gaussian, its bound and the number of steps so far; where it returns
+            True, no other step follows.
     """
-    at, spent, taken, rng = place(start), 0, 0, generator_of(key)
+    at, spent, taken, rng, before = place(start), 0, 0, generator_of(key), np.inf
+    cost = density.size + _VALUE_COST
     while True:
         noise = even_noise(samples, density.size)[0]
-        at, bound, count, evaluations, converged = _fit_at(density, at, noise, tolerance, steps)
+        most = max(3, min(steps, int((products - spent) / (samples * cost))))
+        watch = lambda at, bound, count, taken=taken: follow(at.q, bound, taken + count)
+        at, bound, count, evaluations, converged, stopped = _fit_at(density, at, noise, tolerance, most, watch)
         taken += count
         there = average(density, at.points(_fresh_noise(samples, density.size, rng)))
-        spent += (evaluations + 1) * samples * density.size
+        spent += (evaluations + 1) * samples * cost
         mean_error, width_error = natural_errors(at, there)
-        enough = mean_error <= _MEAN_ERROR and width_error <= _WIDTH_ERROR
-        next_cost = 4 * samples * density.size * max(3, evaluations // 2)
-        if enough or 4 * samples > _MOST_POINTS or spent + next_cost > products:
+        error = max(mean_error / _MEAN_ERROR, width_error / _WIDTH_ERROR)
+        # Four times as many points halve the error, or better. Where they do not, the density has tails that points of
+        # a Gaussian do not integrate, and another family is needed.
+        hopeless = error > 0.8 * before and error > 4
+        next_cost = 4 * samples * cost * max(3, evaluations // 4)
+        if stopped or error <= 1 or hopeless or 4 * samples > _MOST_POINTS or spent + next_cost > products:
             return GaussianFit(at.q, bound, samples, taken, converged, mean_error, width_error, spent)
-        samples *= 4
+        samples, before = 4 * samples, error
 
 
 def _fresh_noise(samples: int, size: int, rng: np.random.Generator) -> np.ndarray:
@@ -191,9 +209,12 @@ def _fresh_noise(samples: int, size: int, rng: np.random.Generator) -> np.ndarra
 
 
 def _fit_at(
-    density: Density, at: Placed, noise: np.ndarray, tolerance: float, steps: int
-) -> tuple[Placed, float, int, int, bool]:
-    """The Gaussian after the steps at these points: itself, its bound, steps, evaluations, and whether it converged.
+    density: Density, at: Placed, noise: np.ndarray, tolerance: float, steps: int, watch: Callable[..., bool | None]
+) -> tuple[Placed, float, int, int, bool, bool]:
+    """The Gaussian after the steps at these points.
+
+    Returned are the Gaussian, its bound, the numbers of steps and evaluations, whether it has converged, and whether
+    `watch` has ended the steps.
 
     The rule's guard, `Backtracking(monotone=True)`, is taken from outside of the compiled step, because the loss is
     measured by another program: ρ is halved until λ is inside Ω and the loss does not worsen. By Price's theorem the
@@ -209,14 +230,14 @@ def _fit_at(
         at = place(at.q.with_scaled_precision(4.0))
         here, evaluations = average(density, at.points(noise)), evaluations + 1
     if not np.isfinite(here.value):
-        return at, -np.inf, 0, evaluations, False
-    loss, rate, count = here.value - at.entropy, 1.0, 0
+        return at, -np.inf, 0, evaluations, False, False
+    loss, rate, count = float(here.value) - at.entropy, 1.0, 0
     eps = float(jnp.finfo(density.dtype).eps)
     decrement, good, new = _step(density, rate, at, here)
     while count < steps:
         rounding = 32 * eps * (1 + abs(loss))
         if decrement < max(tolerance, rounding):
-            return at, -loss, count, evaluations, True
+            return at, -loss, count, evaluations, True, False
         for _ in range(_HALVINGS):
             if good:
                 there, evaluations = average(density, new.points(noise)), evaluations + 1
@@ -229,6 +250,8 @@ def _fit_at(
             _, good, new = _step(density, rate, at, here)
         else:
             break
-        at, here, loss, count, rate = new, there, there.value - new.entropy, count + 1, min(1.0, 2 * rate)
+        at, here, loss, count, rate = new, there, float(there.value) - new.entropy, count + 1, min(1.0, 2 * rate)
         decrement, good, new = following
-    return at, -loss, count, evaluations, False
+        if watch(at, -loss, count):
+            return at, -loss, count, evaluations, False, True
+    return at, -loss, count, evaluations, False, False

@@ -1,8 +1,8 @@
 r"""Importance weights of draws from q, smoothed by a Pareto distribution: what they say of the density and of q.
 
-With $w(θ) = p(θ)/q(θ)$, E_q w is the evidence, and averages with weights w are averages under p. The largest weights are
-noisy: they are replaced by quantiles of a generalised Pareto distribution fitted to them, whose shape k̂ says whether
-that can work (Vehtari, Simpson, Gelman, Yao and Gabry, "Pareto smoothed importance sampling", JMLR 2024). Written here
+With $w(θ) = p(θ)/q(θ)$, E_q w is the evidence, and averages with weights w are averages under p. The largest weights
+are noisy: they are replaced by quantiles of a generalised Pareto distribution fitted to them, whose shape k̂ says
+whether that can work (Vehtari, Simpson, Gelman, Yao and Gabry, "Pareto smoothed importance sampling", JMLR 2024). Written here
 and not taken from ArviZ, because the core does not depend on it; a test holds the two together.
 """
 
@@ -67,7 +67,7 @@ def importance(log_ratios: Float[np.ndarray, " M"]) -> Importance:
 def _smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     """The log weights with their upper tail replaced by Pareto quantiles, and the shape k̂ of the tail."""
     count = len(log_ratios)
-    length = int(min(0.2 * count, 3 * math.sqrt(count)))
+    length = math.ceil(min(count / 5, 3 * math.sqrt(count)))
     shifted = log_ratios - np.max(log_ratios)
     order = np.argsort(shifted)
     tail = order[-length:]
@@ -80,7 +80,9 @@ def _smoothed(log_ratios: np.ndarray) -> tuple[np.ndarray, float]:
     smoothed = shifted.copy()
     if np.isfinite(khat):
         probabilities = (np.arange(length) + 0.5) / length
-        quantiles = sigma * np.expm1(-khat * np.log1p(-probabilities)) / khat if khat else -sigma * np.log1p(-probabilities)
+        quantiles = (
+            sigma * np.expm1(-khat * np.log1p(-probabilities)) / khat if khat else -sigma * np.log1p(-probabilities)
+        )
         smoothed[tail] = np.minimum(np.log(quantiles + math.exp(cutoff)), 0.0)
     return smoothed + np.max(log_ratios), khat
 

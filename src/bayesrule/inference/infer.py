@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +18,18 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..families.gaussian.full import Gaussian
+from ..fitting.checkpoint import write
+from ..fitting.progress import Interrupt, one_blas_thread
 from ..numerics.checks import positive_int
 from ..numerics.random import Key
-from .constraints import Constrained, resolve, start_values
+from .constraints import Constrained, path_of, resolve, start_values
 from .density import Density, constrained, generator_of, log_densities
 from .gaussian import GaussianFit, fit_gaussian, place, start_of, variational_rule
 from .importance import Importance, Shift, importance, shift_of
-from .mixture import Components, components_of, fit_mixture
-from .modes import Mode, climb, draw_starts, tell_apart
-from .posterior import Posterior, Record, columns_of, ravelled, theta_names
-from .verdict import Judgement, judge, sentence
+from .mixture import Components, components_of, fit_mixture, match_moments
+from .modes import Mode, climb, draw_starts, flat_direction, tell_apart
+from .posterior import Posterior, Record, columns_of, theta_names
+from .verdict import Judgement, comfortable, judge, sentence
 
 DRAWS = 4000
 """How many fresh draws judge an approximation."""
@@ -38,6 +41,9 @@ MOST_NUMBERS = 2000
 """Above so many numbers a full Gaussian, with its Hessians, is out of reach."""
 
 _MOST_MODES = 6
+_STEPS, _ROUNDS = 200, 20  # of a Gaussian with each number of points, and of refitting a mixture
+_SAVE_EVERY = 5.0  # seconds between two checkpoints
+_MATCHED_MEAN, _MATCHED_WIDTH = 0.01, 0.015  # Shifts below these are not worth a correction.
 _BEHIND = 7.0  # A Gaussian whose bound is so many nats behind the best has less than a thousandth of its weight.
 
 
@@ -52,13 +58,14 @@ def infer(
     tolerance: float = 1e-4,
     products: int = PRODUCTS,
     progress: bool | Callable[[str], None] = False,
+    checkpoint: str | Path | None = None,
 ) -> Posterior:
     r"""A posterior for any log density, without tuning: draws of it, and a verdict on how far to trust them.
 
     Several starts are taken to their modes by Newton's method; from each mode a Gaussian is moved by the rule over
-    fixed quasi-Monte Carlo points, $S ← (1−ρ)S + ρE_q∇^2\barℓ$, $m ← m − ρS^{-1}E_q∇\barℓ$ with $\barℓ = −\log p$, until
-    it has converged; importance weights of fresh draws say how good it is. If it is not good enough, a mixture of
-    Gaussians is fitted to the weighted draws.
+    fixed quasi-Monte Carlo points, $S ← (1−ρ)S + ρE_q∇^2\barℓ$, $m ← m − ρS^{-1}E_q∇\barℓ$ with $\barℓ = −\log p$,
+    until it has converged; importance weights of fresh draws say how good it is. If it is not good enough, a mixture
+    of Gaussians is fitted to the weighted draws.
 
     Args:
         log_density: log p(parameters, *args) up to a constant: a JAX function of a pytree. With constraints it is the
@@ -73,6 +80,9 @@ def infer(
         tolerance: The nats that q may be away from the optimum at its points.
         products: A budget: how many products of a Hessian with a vector to compute, about.
         progress: True shows what is being done; a function is called with a line of text.
+        checkpoint: A file that holds the best Gaussian so far; `load` it and pass it as `start` to go on.
+
+    Ctrl-C ends the search and the steps, and returns the best so far with a verdict that says so.
 
     Returns:
         The `Posterior`: `trust`, `verdict`, `samples(key, n)`, `summary()`, `q`.
@@ -100,7 +110,15 @@ def infer(
     like = jax.tree.map(jnp.zeros_like, theta)
     density = Density(wrapped, tuple(args), like, wrapped.constrain)
     return infer_density(
-        density, key, given=given, q=q, starts=starts, tolerance=tolerance, products=products, progress=progress
+        density,
+        key,
+        given=given,
+        q=q,
+        starts=starts,
+        tolerance=tolerance,
+        products=products,
+        progress=progress,
+        checkpoint=checkpoint,
     )
 
 
@@ -110,16 +128,13 @@ def ravelled_or_raise(theta: PyTree, values: PyTree) -> np.ndarray:
         jax.tree_util.tree_flatten_with_path(theta)[0], jax.tree.leaves(values), strict=True
     ):
         if not np.all(np.isfinite(np.asarray(leaf))):
-            from .constraints import path_of
-
             raise ValueError(f"The start of {path_of(path)!r}, {np.asarray(value)}, is not inside of its constraint.")
     return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(theta)])
 
 
 def _unconstrained_zeros(wrapped: Constrained, zeros: PyTree) -> PyTree:
     """Zeros of the unconstrained shapes, from the shapes of the values: a simplex of three has two numbers."""
-    bijections = wrapped._bijections()
-    from .constraints import path_of
+    bijections = wrapped.bijections()
 
     def leaf(path: Any, value: Any) -> Any:
         transform = bijections.get(path_of(path))
@@ -138,6 +153,7 @@ def infer_density(
     tolerance: float = 1e-4,
     products: int = PRODUCTS,
     progress: bool | Callable[[str], None] = False,
+    checkpoint: str | Path | None = None,
     kind: Callable[..., Any] = Posterior,
     advice: str | None = None,
     explain: Callable[[], str | None] | None = None,
@@ -149,98 +165,160 @@ def infer_density(
         key: a JAX key.
         given: a start, ravelled.
         q: a Gaussian to start from, without a search for modes.
-        starts, tolerance, products, progress: as for `infer`.
+        starts, tolerance, products, progress, checkpoint: as for `infer`.
         kind: the class of the posterior.
         advice: what to do where the answer is not good.
         explain: says what is wrong with the density where it is zero at every start, or None.
     """
-    size = density.size
-    if size > MOST_NUMBERS:
+    if density.size > MOST_NUMBERS:
         raise ValueError(
-            f"infer moves a full Gaussian, and {size} numbers are too many for its Hessians (at most {MOST_NUMBERS}): "
-            "use blr.fit with a diagonal family, such as blr.ivon, or NUTS."
+            f"infer moves a full Gaussian, and {density.size} numbers are too many for its Hessians (at most "
+            f"{MOST_NUMBERS}): use blr.fit with a diagonal family, such as blr.ivon, or NUTS."
         )
-    count = _number_of_starts(size) if starts is None else positive_int("starts", starts, meaning="how many starts")
-    say = _speaker(progress)
+    count = _number_of_starts(density.size) if starts is None else positive_int("starts", starts)
     start_key, fit_key, draw_key = jax.random.split(key, 3)
-    modes: list[Mode] = []
-    if q is None:
-        say(f"{count} starts")
-        positions = draw_starts(density, start_key, count, given)
-        if not len(positions):
-            reason = None if explain is None else explain()
-            raise ValueError(
-                "The log density is not a finite number at any start"
-                + (f": {reason}" if reason else ". Check the data for NaN, and that the start is inside its support.")
-            )
-        modes = tell_apart(climb(density, positions))
-        if not modes:
-            raise ValueError("The derivatives of the log density are not finite numbers at any start.")
-        say(f"{len(modes)} mode{'s' * (len(modes) > 1)}")
-    beginnings = [q] if q is not None else [start_of(density, mode) for mode in modes[:_MOST_MODES]]
+    with one_blas_thread(), Interrupt() as interrupt, _Speaker(progress) as speaker:
+        watched = _Watched(interrupt, speaker, checkpoint)
+        modes = [] if q is not None else _find_modes(density, start_key, count, given, explain, watched)
+        beginnings = [q] if q is not None else [start_of(density, mode) for mode in modes[:_MOST_MODES]]
+        fits = _fit_gaussians(density, beginnings, fit_key, tolerance, products, watched)
+        answer, tried = _choose_family(density, fits, generator_of(draw_key), watched)
+    components, _, weighted, judgement = answer
+    converged = [mode for mode in modes if mode.converged]
+    agreed = sum(mode.starts for mode in converged) if q is None else 1
+    verdict = sentence(
+        judgement,
+        weighted,
+        family="Gaussian" if len(components.weights) == 1 else f"mixture of {len(components.weights)} Gaussians",
+        tried=tried,
+        agreed=agreed,
+        starts=count if q is None else 1,
+        modes=len(converged),
+        advice=advice or _ADVICE,
+    )
+    if interrupt.requested:
+        verdict = f"Interrupted, and this is the best so far. {verdict}"
+    best = fits[0]
+    record = Record(
+        weighted=weighted,
+        judgement=judgement,
+        verdict=verdict,
+        modes=tuple(modes),
+        starts=count if q is None else 1,
+        agreed=agreed,
+        samples=best.samples,
+        steps=best.steps,
+        converged=best.converged,
+        point_error=(best.mean_error, best.width_error),
+        products=sum(fit.products for fit in fits),
+        tried=tuple(tried),
+        gaussian_bound=best.bound,
+    )
+    return kind(density, components, record, variational_rule(best.samples))
+
+
+class _Watched(NamedTuple):
+    """What a long inference asks and tells on its way."""
+
+    interrupt: Interrupt
+    say: Callable[[str], None]
+    checkpoint: str | Path | None
+
+    def stop(self) -> bool:
+        """Whether the user has asked to stop."""
+        return self.interrupt.requested
+
+
+def _find_modes(
+    density: Density,
+    key: Key,
+    count: int,
+    given: np.ndarray | None,
+    explain: Callable[[], str | None] | None,
+    watched: _Watched,
+) -> list[Mode]:
+    """The modes that the starts lead to; an error where there are none."""
+    watched.say(f"searching for modes from {count} starts")
+    positions = draw_starts(density, key, count, given)
+    if not len(positions):
+        reason = None if explain is None else explain()
+        raise ValueError(
+            "The log density is not a finite number at any start"
+            + (f": {reason}" if reason else ". Check the data for NaN, and that the start is inside its support.")
+        )
+    modes = tell_apart(climb(density, positions, watched.stop))
+    if not modes:
+        raise ValueError("The derivatives of the log density are not finite numbers at any start.")
+    flat = None if modes[0].converged else flat_direction(density, modes[0])
+    if flat is not None:
+        name = theta_names(density)[int(np.argmax(np.abs(flat)))]
+        raise ValueError(
+            f"The posterior is improper: the density hardly changes when {name} moves by ten thousand. Give it a "
+            "proper prior, or take it out of the model if nothing depends on it."
+        )
+    return modes
+
+
+def _fit_gaussians(
+    density: Density, beginnings: list[Gaussian], key: Key, tolerance: float, products: int, watched: _Watched
+) -> list[GaussianFit]:
+    """The distinct Gaussians that have weight, the best first."""
     fits: list[GaussianFit] = []
-    for number, (beginning, own) in enumerate(zip(beginnings, jax.random.split(fit_key, len(beginnings)), strict=True)):
-        say(f"a Gaussian at mode {number + 1} of {len(beginnings)}")
+    best, saved = -np.inf, time.monotonic()
+
+    for number, (beginning, own) in enumerate(zip(beginnings, jax.random.split(key, len(beginnings)), strict=True)):
+
+        def follow(q: Gaussian, bound: float, steps: int, number: int = number) -> bool:
+            nonlocal best, saved
+            watched.say(f"Gaussian at mode {number + 1} of {len(beginnings)}: step {steps}, bound {bound:.6g}")
+            if watched.checkpoint is not None and bound > best and time.monotonic() - saved > _SAVE_EVERY:
+                write(watched.checkpoint, q)
+                best, saved = bound, time.monotonic()
+            return watched.stop()
+
         fits.append(
             fit_gaussian(
                 density,
                 beginning,
                 own,
-                samples=_first_points(size),
+                samples=_first_points(density.size),
                 tolerance=tolerance,
-                steps=200,
+                steps=_STEPS,
                 products=products // len(beginnings),
+                follow=follow,
             )
         )
+        if watched.stop():
+            break
     fits = _distinct(fits)
     if not fits:
         raise ValueError(
-            "No Gaussian has a finite bound: the density is zero, or overflows, close to each of its modes. Reparametrise "
-            "the model so that its support is the whole space."
+            "No Gaussian has a finite bound: the density is zero, or overflows, close to each of its modes. "
+            "Reparametrise the model so that its support is the whole space."
         )
-    best, rng, names = fits[0], generator_of(draw_key), _names(density)
-    tried, spent = ["Gaussian"], sum(fit.products for fit in fits)
-    say("importance weights")
-    components = components_of(best.q)
-    points = components.draw(rng, DRAWS)
-    weighted = importance(log_densities(density, points) - components.log_prob(points))
-    judgement = judge(weighted, _shift(density, points, weighted), names)
-    if judgement.trust != "trust" or judgement.refined or len(fits) > 1:
-        say("a mixture of Gaussians")
-        tried.append("Mixture")
-        bounds = np.array([fit.bound for fit in fits])
-        other = fit_mixture(density, [place(fit.q) for fit in fits], bounds, rng, draws=DRAWS, rounds=20)
-        judged = judge(other[2], _shift(density, other[1], other[2]), names)
-        if len(fits) > 1 or _rank(judged, other[2]) > _rank(judgement, weighted):
-            components, weighted, judgement = other[0], other[2], judged
-    agreed = sum(mode.starts for mode in modes if mode.converged) if modes else 1
-    family = "Gaussian" if len(components.weights) == 1 else f"mixture of {len(components.weights)} Gaussians"
-    verdict = sentence(
-        judgement,
-        weighted,
-        family=family,
-        tried=tried,
-        agreed=agreed,
-        starts=count if q is None else 1,
-        modes=len([mode for mode in modes if mode.converged]),
-        advice=advice or _ADVICE,
-    )
-    record = Record(
-        weighted,
-        judgement,
-        verdict,
-        tuple(modes),
-        count if q is None else 1,
-        agreed,
-        best.samples,
-        best.steps,
-        best.converged,
-        (best.mean_error, best.width_error),
-        spent,
-        tuple(tried),
-        best.bound,
-    )
-    return kind(density, components, record, variational_rule(best.samples))
+    if watched.checkpoint is not None:
+        write(watched.checkpoint, fits[0].q)
+    return fits
+
+
+def _choose_family(
+    density: Density, fits: list[GaussianFit], rng: np.random.Generator, watched: _Watched
+) -> tuple[_Answer, list[str]]:
+    """The approximation that fresh draws judge best, and the families that were tried: a Gaussian, then a mixture."""
+    watched.say("judging the Gaussian by importance weights")
+    names = _names(density)
+    answer = _judged(density, components_of(fits[0].q), rng, names)
+    if answer.judgement.trust == "trust":
+        answer = _with_matched_moments(density, answer, rng, names)
+    if (len(fits) == 1 and comfortable(answer.judgement)) or watched.stop():
+        return answer, ["Gaussian"]
+    watched.say("fitting a mixture of Gaussians")
+    bounds = np.array([fit.bound for fit in fits])
+    starts = [place(fit.q) for fit in fits]
+    mixed = fit_mixture(density, starts, bounds, rng, draws=DRAWS, rounds=_ROUNDS, stop=watched.stop)
+    other = _judged(density, mixed, rng, names)
+    better = len(fits) > 1 or _rank(other) > _rank(answer)
+    return other if better else answer, ["Gaussian", "Mixture"]
 
 
 _ADVICE = (
@@ -249,9 +327,46 @@ _ADVICE = (
 )
 
 
-def _rank(judgement: Judgement, weighted: Importance) -> tuple[int, float]:
-    order = {"trust": 2, "means only": 1, "do not trust": 0}[judgement.trust]
-    return 2 * order - int(judgement.refined), weighted.effective
+class _Answer(NamedTuple):
+    """An approximation with the draws that have judged it."""
+
+    components: Components
+    points: np.ndarray
+    weighted: Importance
+    judgement: Judgement
+
+
+def _judged(density: Density, components: Components, rng: np.random.Generator, names: list[str]) -> _Answer:
+    """An approximation, judged by fresh draws."""
+    points = components.draw(rng, DRAWS)
+    weighted = importance(log_densities(density, points) - components.log_prob(points))
+    return _Answer(
+        components,
+        points,
+        weighted,
+        judge(weighted, _shift(density, points, weighted), names, mixture=len(components.weights) > 1),
+    )
+
+
+def _with_matched_moments(density: Density, answer: _Answer, rng: np.random.Generator, names: list[str]) -> _Answer:
+    """A trusted Gaussian with the moments that its weights show, where these are better.
+
+    The variational optimum is a little too narrow. Where the weights can be believed, they say by how much.
+    """
+    judgement = answer.judgement
+    if judgement.mean_shift < _MATCHED_MEAN and judgement.width_shift < _MATCHED_WIDTH:
+        return answer
+    matched = match_moments(answer.components, answer.points, answer.weighted.log_weights)
+    if matched is None:
+        return answer
+    other = _judged(density, matched, rng, names)
+    better = other.weighted.effective >= answer.weighted.effective and other.judgement.trust == "trust"
+    return other if better else answer
+
+
+def _rank(answer: _Answer) -> tuple[int, float]:
+    order = {"trust": 3, "means only": 1, "do not trust": 0}[answer.judgement.trust]
+    return order - int(answer.judgement.refined), answer.weighted.effective
 
 
 def _number_of_starts(size: int) -> int:
@@ -292,19 +407,28 @@ def _shift(density: Density, points: np.ndarray, weighted: Importance) -> Shift:
     return shift_of(numbers, weighted.log_weights)
 
 
-def _speaker(progress: bool | Callable[[str], None]) -> Callable[[str], None]:
-    if callable(progress):
-        return progress
-    if not progress:
-        return lambda text: None
-    began = time.monotonic()
+class _Speaker:
+    """Says what is being done: to nobody, to a function, or on the terminal, where the last line is replaced."""
 
-    def speak(text: str) -> None:
-        from rich.console import Console
+    def __init__(self, progress: bool | Callable[[str], None]):
+        self.function = progress if callable(progress) else None
+        self.status: Any = None
+        if progress is True:
+            from rich.console import Console
 
-        Console(stderr=True).print(f"{time.monotonic() - began:6.1f} s  {text}")
+            self.status = Console(stderr=True).status("starting")
 
-    return speak
+    def __enter__(self) -> _Speaker:
+        if self.status is not None:
+            self.status.start()
+        return self
 
+    def __call__(self, text: str) -> None:
+        if self.function is not None:
+            self.function(text)
+        if self.status is not None:
+            self.status.update(text)
 
-__all__ = ["infer", "infer_density", "ravelled"]
+    def __exit__(self, *_: object) -> None:
+        if self.status is not None:
+            self.status.stop()

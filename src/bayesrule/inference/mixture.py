@@ -11,16 +11,14 @@ values of the density alone, for which there is a program already.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
 from ..families.gaussian.full import Gaussian
 from ..families.latent.mixture import Mixture
-from ..numerics.programs import compiled
 from ..numerics.trees import unravel
 from .density import Density, log_densities
 from .gaussian import Placed, place
@@ -75,18 +73,6 @@ class Components:
         return members[0] if len(members) == 1 else Mixture(jnp.asarray(self.weights, density.dtype), members)
 
 
-@compiled
-def _matched(points: Float[Array, "M P"], shares: Float[Array, "K M"]) -> tuple[Array, Array]:
-    """The Gaussians that have the expectation parameters of weighted draws: their means and covariances."""
-
-    def one(share: Array) -> tuple[Array, Array]:
-        mean = share @ points
-        deviation = points - mean
-        return mean, (deviation * share[:, None]).T @ deviation
-
-    return jax.vmap(one)(shares)
-
-
 def refit(q: Components, points: np.ndarray, log_weights: np.ndarray) -> Components:
     """The mixture after one step of EM on weighted draws; components without weight are dropped."""
     log_joint = q.log_joint(points)
@@ -99,15 +85,24 @@ def refit(q: Components, points: np.ndarray, log_weights: np.ndarray) -> Compone
     if not np.any(kept):
         return q
     shares, totals, effective = shares[:, kept] / totals[kept], totals[kept], effective[kept]
-    means, covariances = (np.asarray(x, np.float64) for x in _matched(points, np.ascontiguousarray(shares.T)))
+    means = shares.T @ points
+    deviations = points - means[:, None]
+    covariances = np.swapaxes(deviations * shares.T[:, :, None], 1, 2) @ deviations
     size = points.shape[1]
     part = np.maximum(_SHRINK, size / (size + effective))[:, None, None]
     return Components(totals, means, (1 - part) * covariances + part * q.covariances[kept])
 
 
 def fit_mixture(
-    density: Density, starts: list[Placed], bounds: np.ndarray, rng: np.random.Generator, *, draws: int, rounds: int
-) -> tuple[Components, np.ndarray, Importance]:
+    density: Density,
+    starts: list[Placed],
+    bounds: np.ndarray,
+    rng: np.random.Generator,
+    *,
+    draws: int,
+    rounds: int,
+    stop: Callable[[], bool] = lambda: False,
+) -> Components:
     """Refit a mixture to its own weighted draws until its weights no longer become better.
 
     Args:
@@ -117,30 +112,29 @@ def fit_mixture(
         rng: the source of draws.
         draws: how many draws each round takes.
         rounds: how many rounds at most.
+        stop: asked between two rounds whether to go no further.
 
     Returns:
-        The best mixture by k̂, and its draws (fresh ones) with their weights.
+        The mixture whose draws were worth most.
     """
     q = _beginning(starts, bounds)
-    best: tuple[Any, ...] | None = None
+    best: tuple[Components, Importance] | None = None
     worse = 0
     for number in range(rounds):
         points = q.draw(rng, draws)
         weighted = importance(log_densities(density, points) - q.log_prob(points))
-        if best is None or weighted.effective > 1.02 * best[2].effective:
-            best, worse = (q, points, weighted), 0
+        if best is None or weighted.effective > 1.02 * best[1].effective:
+            best, worse = (q, weighted), 0
         else:
             worse += 1
-        if worse >= 4:
+        if worse >= 4 or stop():
             break
         log_weights = _tempered(weighted.log_weights, q.means.shape[1])
         if number in _BIRTHS and weighted.effective < 0.7 * draws:
             q = _with_births(q, points, log_weights, rng)
         q = refit(q, points, log_weights)
     assert best is not None  # There is at least one round.
-    q = best[0]
-    points = q.draw(rng, draws)
-    return q, points, importance(log_densities(density, points) - q.log_prob(points))
+    return best[0]
 
 
 def _with_births(q: Components, points: np.ndarray, log_weights: np.ndarray, rng: np.random.Generator) -> Components:
@@ -177,6 +171,22 @@ def _tempered(log_weights: np.ndarray, size: int) -> np.ndarray:
         if np.exp(-np.logaddexp.reduce(2 * scaled)) >= least:
             break
     return scaled
+
+
+def match_moments(q: Components, points: np.ndarray, log_weights: np.ndarray) -> Components | None:
+    """The Gaussian with the means and covariances that weighted draws of a Gaussian show; None where these are none.
+
+    The moments are those of q and the difference that the weights make, so that with nearly equal weights there is
+    hardly any noise in them.
+    """
+    weights = np.exp(log_weights) - 1 / len(points)
+    deviations = points - q.means[0]
+    shift = weights @ deviations
+    covariance = q.covariances[0] + (deviations * weights[:, None]).T @ deviations - np.outer(shift, shift)
+    try:
+        return Components(np.ones(1), (q.means[0] + shift)[None], covariance[None])
+    except np.linalg.LinAlgError:
+        return None
 
 
 def components_of(q: Gaussian) -> Components:

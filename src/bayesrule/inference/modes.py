@@ -9,6 +9,7 @@ eigenvalues are replaced by their absolute values, so that a step leads away fro
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -38,12 +39,11 @@ RADII = (0.5, 2.0, 1.0, 4.0)
 _STEPS = 60
 _HALVINGS = 30
 _DECREMENT = 1e-6  # Nats to gain, to second order, below which a start has arrived.
+_FLAT = 1e-6  # Directions of so little curvature are tried for whether the density falls at all.
 _SAME = 0.1  # Two ends are one mode if they are so close, as a squared distance in standard deviations.
 _BEHIND = 7.0  # A mode so many nats of evidence behind the best has less than a thousandth of its weight.
 
-NEWTON = Rule(
-    Gaussian, Delta(), Hessian(), Steps(Rates(1.0, 1.0)), NoGuard(), name="newton for modes", section="1.3.2"
-)
+NEWTON = Rule(Gaussian, Delta(), Hessian(), Steps(Rates(1.0, 1.0)), NoGuard(), name="newton for modes", section="1.3.2")
 
 
 class Mode(NamedTuple):
@@ -88,7 +88,7 @@ def draw_starts(density: Density, key: Key, count: int, given: np.ndarray | None
 
 
 @compiled
-def _newton_steps(rule: Rule, positions: Array, gradients: Array, hessians: Array) -> tuple[Array, Array]:
+def _newton_steps(rule: Rule, positions: Any, gradients: Any, hessians: Any) -> tuple[Array, Array]:
     """The mean of every start after a whole step, and the decrement ½gᵀS⁻¹g before it."""
 
     def one(position: Array, gradient: Array, hessian: Array) -> tuple[Array, Array]:
@@ -118,8 +118,14 @@ def _evidence(value: float, hessian: np.ndarray) -> float:
     return -value + 0.5 * len(hessian) * math.log(2 * math.pi) - 0.5 * float(np.linalg.slogdet(hessian)[1])
 
 
-def climb(density: Density, starts: Float[np.ndarray, "K P"]) -> list[Mode]:
-    """Where every start leads: a mode, or the best place on the way of one that has not arrived."""
+def climb(density: Density, starts: Float[np.ndarray, "K P"], stop: Callable[[], bool] = lambda: False) -> list[Mode]:
+    """Where every start leads: a mode, or the best place on the way of one that has not arrived.
+
+    Args:
+        density: the density.
+        starts: where to begin, ravelled.
+        stop: asked between two steps whether to go no further.
+    """
     count = len(starts)
     positions = np.array(starts, np.float64)
     here = expand(density, positions)
@@ -130,12 +136,14 @@ def climb(density: Density, starts: Float[np.ndarray, "K P"]) -> list[Mode]:
         matrices, definite = np.tile(np.eye(density.size), (count, 1, 1)), np.zeros(count, bool)
         for k in np.flatnonzero(active):
             matrices[k], definite[k] = positive_definite(here.hessian[k])
-            paths[k].append(Mode(positions[k].copy(), matrices[k].copy(), _evidence(here.value[k], matrices[k]), 1, False))
+            paths[k].append(
+                Mode(positions[k].copy(), matrices[k].copy(), _evidence(here.value[k], matrices[k]), 1, False)
+            )
         whole, decrements = _steps_of(density, positions, here.gradient, matrices)
         rounding = 32 * float(jnp.finfo(density.dtype).eps) * (1 + np.abs(here.value))
         for k in np.flatnonzero(active & definite & (decrements < np.maximum(_DECREMENT, rounding))):
             ends[k], active[k] = paths[k][-1]._replace(converged=True), False
-        if not np.any(active):
+        if not np.any(active) or stop():
             break
         positions, here, moved = _line_search(density, positions, here, whole - positions, decrements, active)
         active &= moved
@@ -157,6 +165,7 @@ def calibrate(density: Density, mode: Mode) -> Mode:
     from a half.
     """
     values, vectors = np.linalg.eigh(mode.precision)
+    values = np.maximum(values, 1e-12 * np.max(values))  # which rounding may have made negative
     center = -float(log_densities(density, mode.position[None])[0])
     for _ in range(8):
         steps = vectors / np.sqrt(values)
@@ -172,9 +181,12 @@ def calibrate(density: Density, mode: Mode) -> Mode:
 
 
 def _steps_of(density: Density, positions: Any, gradients: Any, matrices: Any) -> tuple[np.ndarray, np.ndarray]:
-    cast = lambda x: np.asarray(x, density.dtype)
+    count = len(positions)
+    # Some starts may have been left out; with a power of two lanes there is one program for all numbers of them.
+    extra = (1 << (count - 1).bit_length()) - count
+    cast = lambda x: np.concatenate([x, np.repeat(x[-1:], extra, axis=0)]).astype(density.dtype)
     whole, decrements = _newton_steps(NEWTON, cast(positions), cast(gradients), cast(matrices))
-    return np.asarray(whole, np.float64), np.asarray(decrements, np.float64)
+    return np.asarray(whole, np.float64)[:count], np.asarray(decrements, np.float64)[:count]
 
 
 def _line_search(
@@ -202,6 +214,21 @@ def _line_search(
         moved[index[good]], waiting[index[good]] = True, False
         rates[index] *= 0.5
     return positions, type(here)(*leaves), moved
+
+
+def flat_direction(density: Density, mode: Mode) -> Float[np.ndarray, " P"] | None:
+    """A direction along which the density does not fall, however far one goes: then it has no integral.
+
+    Returns:
+        The direction, of length 1, or None if no eigenvector of the precision is one.
+    """
+    values, vectors = np.linalg.eigh(mode.precision)
+    center = float(log_densities(density, mode.position[None])[0])
+    for vector in vectors.T[values < _FLAT * max(1.0, float(np.max(values)))]:
+        places = mode.position + np.array([-1e4, -1e2, 1e2, 1e4])[:, None] * vector
+        if np.all(np.abs(log_densities(density, places) - center) < 0.5):
+            return vector
+    return None
 
 
 def tell_apart(ends: list[Mode]) -> list[Mode]:

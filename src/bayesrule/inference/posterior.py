@@ -13,8 +13,9 @@ from jaxtyping import Array, PyTree
 
 from ..fitting.checkpoint import read, write
 from ..numerics.random import Key
-from ..numerics.trees import ravel, unravel
+from ..numerics.trees import unravel
 from ..rule.rule import Rule
+from .constraints import path_of
 from .density import Density, constrained, generator_of, log_densities
 from .importance import Importance, importance
 from .mixture import Components
@@ -227,11 +228,24 @@ class Posterior:
             "judgement": {name: str(value) for name, value in record.judgement._asdict().items()},
             "verdict": record.verdict,
             "modes": [
-                {"position": m.position, "precision": m.precision, "numbers": np.array([m.evidence, m.starts, m.converged])}
+                {
+                    "position": m.position,
+                    "precision": m.precision,
+                    "numbers": np.array([m.evidence, m.starts, m.converged]),
+                }
                 for m in record.modes
             ],
             "numbers": np.array(
-                [record.starts, record.agreed, record.samples, record.steps, record.converged, *record.point_error, record.products, record.gaussian_bound]
+                [
+                    record.starts,
+                    record.agreed,
+                    record.samples,
+                    record.steps,
+                    record.converged,
+                    *record.point_error,
+                    record.products,
+                    record.gaussian_bound,
+                ]
             ),
             "tried": list(record.tried),
         }
@@ -248,8 +262,8 @@ def load_posterior(path: str | Path, density: Density, kind: Callable[..., Any] 
     means = np.asarray(state["means"])
     if means.shape[1] != density.size:
         raise ValueError(
-            f"{path} holds a posterior over {means.shape[1]} numbers, and this model has {density.size}: load it with the "
-            "model and the data that it was fitted with."
+            f"{path} holds a posterior over {means.shape[1]} numbers, and this model has {density.size}: load it with "
+            "the model and the data that it was fitted with."
         )
     weighted = state["weighted"]
     numbers = {name: float(weighted[name]) for name in Importance._fields if name != "log_weights"}
@@ -263,7 +277,13 @@ def load_posterior(path: str | Path, density: Density, kind: Callable[..., Any] 
         given["width_of"],
     )
     modes = tuple(
-        Mode(np.asarray(m["position"]), np.asarray(m["precision"]), float(m["numbers"][0]), int(m["numbers"][1]), bool(m["numbers"][2]))
+        Mode(
+            np.asarray(m["position"]),
+            np.asarray(m["precision"]),
+            float(m["numbers"][0]),
+            int(m["numbers"][1]),
+            bool(m["numbers"][2]),
+        )
         for m in state["modes"]
     )
     n = np.asarray(state["numbers"])
@@ -324,8 +344,6 @@ class Summary(NamedTuple):
 
 def columns_of(draws: PyTree) -> tuple[np.ndarray, list[str]]:
     """All numbers of draws with a leading axis as columns, and their names."""
-    from .constraints import path_of
-
     columns, names = [], []
     for path, leaf in jax.tree_util.tree_flatten_with_path(draws)[0]:
         values = np.asarray(leaf)
@@ -341,8 +359,3 @@ def theta_names(density: Density) -> list[str]:
     """The names of the unconstrained numbers."""
     one = jax.tree.map(lambda leaf: np.asarray(leaf)[None], density.like)
     return [f"{name} (unconstrained)" for name in columns_of(one)[1]]
-
-
-def ravelled(density: Density, theta: PyTree) -> np.ndarray:
-    """A θ as a vector on the host."""
-    return np.asarray(ravel(theta), np.float64)

@@ -24,6 +24,9 @@ KHAT_LIMIT = 0.7
 REFINED_KHAT = 0.5
 """Up to it weighted draws are trusted where the approximation itself is not: the weights have a finite variance."""
 
+REFINED = 0.4
+"""And which part of their number they must be worth."""
+
 LEAST_EFFECTIVE = 200.0
 """How many draws the weighted ones must be worth, so that the shifts can be told from noise."""
 
@@ -52,27 +55,42 @@ class Judgement(NamedTuple):
     width_of: str
 
 
-def judge(weighted: Importance, shift: Shift, names: list[str]) -> Judgement:
-    """Judge an approximation by its importance weights and the shifts that they show."""
+def judge(weighted: Importance, shift: Shift, names: list[str], *, mixture: bool) -> Judgement:
+    """Judge an approximation by its importance weights and the shifts that they show.
+
+    Args:
+        weighted: the weights of fresh draws.
+        shift: what they say of every number's mean and standard deviation.
+        names: of these numbers.
+        mixture: whether the approximation is a mixture that was fitted to weighted draws. Only its weighted draws are
+            trusted where itself is not: a Gaussian's tails may be too short for its weights to have seen what is
+            missing, with a k̂ that does not show it.
+    """
     means, widths = np.abs(shift.mean), np.abs(shift.width)
     worst_mean, worst_width = int(np.argmax(means)), int(np.argmax(widths))
     even = weighted.effective >= EVEN * len(weighted.log_weights)
     believed = (weighted.khat < KHAT_LIMIT or even) and weighted.effective >= LEAST_EFFECTIVE
     # With k̂ near its limit the weights have not seen all of the tails, and the widths are off by more than they show.
-    margin = 1.0 + max(0.0, weighted.khat - 0.3)
+    margin = 1.0 + float(np.clip(weighted.khat - 0.3, 0.0, 0.5))
     good_means = bool(np.all(margin * means + shift.mean_error <= MEAN_LIMIT))
     good_widths = bool(np.all(margin * widths + shift.width_error <= WIDTH_LIMIT))
     trust: Trust = "do not trust"
     refined = False
     if believed and good_means and good_widths:
         trust = "trust"
-    elif weighted.khat < REFINED_KHAT and weighted.effective >= 2 * LEAST_EFFECTIVE:
+    elif mixture and weighted.khat < REFINED_KHAT and weighted.effective >= REFINED * len(weighted.log_weights):
         trust, refined = "trust", True
     elif believed and good_means:
         trust = "means only"
     return Judgement(
         trust, refined, float(means[worst_mean]), float(widths[worst_width]), names[worst_mean], names[worst_width]
     )
+
+
+def comfortable(judgement: Judgement) -> bool:
+    """Whether an approximation is trusted, and so far within what that promises that no other need be tried."""
+    shift = max(judgement.mean_shift / MEAN_LIMIT, judgement.width_shift / WIDTH_LIMIT)
+    return judgement.trust == "trust" and not judgement.refined and shift < 0.5
 
 
 def sentence(
@@ -87,8 +105,11 @@ def sentence(
     advice: str,
 ) -> str:
     """The verdict in one or two plain sentences."""
+    even = weighted.effective >= EVEN * len(weighted.log_weights)
+    # The tail of nearly equal weights has no shape that would mean anything.
+    tail = "importance weights are nearly equal" if even else f"Pareto k̂ = {weighted.khat:.2f}"
     shown = (
-        f"Pareto k̂ = {weighted.khat:.2f}, means off by at most {judgement.mean_shift:.2f} sd "
+        f"{tail}, means off by at most {judgement.mean_shift:.2f} sd "
         f"({judgement.mean_of}), sds by {100 * judgement.width_shift:.0f} % ({judgement.width_of})"
     )
     found = f"{agreed} of {starts} starts agree" + (f" on {modes} modes" if modes > 1 else "")
@@ -102,6 +123,6 @@ def sentence(
         return f"Trust the {family}: {shown}; {found}.{also}"
     if judgement.trust == "means only":
         return f"Trust the means only: {shown}; {found}. {advice}"
-    if weighted.khat >= KHAT_LIMIT:
+    if weighted.khat >= KHAT_LIMIT and not even:
         shown += "; these numbers cannot be relied on themselves"
     return f"Do not trust this approximation: {shown}; {found}. {advice}"

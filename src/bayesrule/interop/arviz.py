@@ -29,7 +29,7 @@ def to_arviz(posterior: NumpyroPosterior, key: Key, count: int) -> Any:
     draws = posterior.constrained(points)
     observed = posterior.traced.observed
     log_p, log_q = posterior.log_densities(points)
-    groups: dict[str, dict[str, np.ndarray]] = {
+    groups: dict[str, dict[str, Any]] = {
         "posterior": draws,
         "sample_stats": {"lp": log_p, "log_q": log_q},
     }
@@ -38,7 +38,7 @@ def to_arviz(posterior: NumpyroPosterior, key: Key, count: int) -> Any:
         likelihood = posterior.log_likelihood(draws)
         groups["posterior_predictive"] = {name: predicted[name] for name in observed if name in predicted}
         groups["log_likelihood"] = {name: likelihood[name] for name in observed if name in likelihood}
-    one_chain = {
+    one_chain: dict[str, Any] = {
         group: {name: np.asarray(values)[None] for name, values in variables.items()}
         for group, variables in groups.items()
         if variables
@@ -51,14 +51,16 @@ def to_arviz(posterior: NumpyroPosterior, key: Key, count: int) -> Any:
         "bound": posterior.bound,
         "log_evidence": posterior.log_evidence,
     }
-    attrs = {"posterior": attributes, "sample_stats": attributes}
-    data = {"observed_data": {name: np.asarray(values) for name, values in observed.items()}} if observed else {}
+    attrs: dict[str, Any] = {"posterior": attributes, "sample_stats": attributes}
+    data: dict[str, Any] = (
+        {"observed_data": {name: np.asarray(values) for name, values in observed.items()}} if observed else {}
+    )
     try:
         import arviz
     except ImportError:
         arviz = None
     if arviz is not None and hasattr(arviz, "InferenceData"):
-        named = {f"{group}_attrs": values for group, values in attrs.items()}
+        named: dict[str, Any] = {f"{group}_attrs": values for group, values in attrs.items()}
         return arviz.from_dict(**one_chain, **data, **named)
     try:
         from arviz_base import from_dict  # pyright: ignore[reportMissingImports]  # ArviZ 1, where that is installed

@@ -50,6 +50,7 @@ def fit(
     tolerance: float = 1e-4,
     products: int = PRODUCTS,
     progress: bool | Callable[[str], None] = False,
+    checkpoint: str | Path | None = None,
 ) -> NumpyroPosterior:
     """The posterior of a NumPyro model, without tuning, and a verdict on how far to trust it.
 
@@ -68,6 +69,7 @@ def fit(
         tolerance: The nats that q may be away from the optimum at its points.
         products: A budget of products of a Hessian with a vector.
         progress: True shows what is being done; a function is called with a line of text.
+        checkpoint: A file that holds the best Gaussian so far; `blr.load` it and pass it as `start` to go on.
 
     Returns:
         The posterior: `trust`, `verdict`, `samples(key, n)`, `summary()`, `predictive(key, …)`, `to_arviz()`, `q`.
@@ -81,10 +83,13 @@ def fit(
     ('trust', (5,))
     """
     how: Any = {"starts": starts, "start": start, "tolerance": tolerance, "products": products, "progress": progress}
+    how["checkpoint"] = checkpoint
     if reparam is None:
         return _fit(model, args, kwargs, key, **how)
     if reparam != "auto":
-        raise ValueError(f'reparam= is "auto" or None, got {reparam!r}. For a reparametrisation of your own use handlers.reparam.')
+        raise ValueError(
+            f'reparam= is "auto" or None, got {reparam!r}. For a reparametrisation of your own use handlers.reparam.'
+        )
     sites = _centrable_sites(model, args, kwargs)
     best = _fit(model, args, kwargs, key, **how)
     if not sites:
@@ -168,7 +173,9 @@ class NumpyroPosterior(Posterior):
         """
         likelihood = self.log_likelihood(self.samples(jax.random.key(0) if key is None else key, count))
         if not likelihood:
-            raise ValueError("This model has no observed site: its likelihood is in a factor, which has no observations.")
+            raise ValueError(
+                "This model has no observed site: its likelihood is in a factor, which has no observations."
+            )
         columns = np.concatenate([np.asarray(x, np.float64).reshape(len(x), -1) for x in likelihood.values()], axis=1)
         weighted = [importance(-column) for column in columns.T]
         pointwise = np.array([np.logaddexp.reduce(w.log_weights + c) for w, c in zip(weighted, columns.T, strict=True)])
@@ -313,7 +320,7 @@ class _Constant:
 def _is_array(leaf: Any) -> bool:
     if not isinstance(leaf, np.ndarray | jax.Array) or leaf.dtype == object:
         return False
-    return not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
 
 
 def _hashable(leaf: Any) -> Any:
@@ -345,8 +352,10 @@ class Call:
     def arguments(self, arrays: Sequence[Any]) -> tuple[tuple, dict[str, Any]]:
         """The arguments with these arrays in their places."""
         rest = iter(arrays)
-        leaves = [next(rest) if leaf is _PLACE else getattr(leaf, "value", leaf) if isinstance(leaf, _Constant) else leaf
-                  for leaf in self.static]
+        leaves = [
+            next(rest) if leaf is _PLACE else getattr(leaf, "value", leaf) if isinstance(leaf, _Constant) else leaf
+            for leaf in self.static
+        ]
         return jax.tree.unflatten(self.structure, leaves)
 
     def prepared(self, key: Any = 0) -> Model:
@@ -405,7 +414,9 @@ class PriorDraw:
         return {name: _unconstrained(sites[name]) for name in self.names}
 
 
-def _run(model: Model, args: tuple, kwargs: dict[str, Any], key: Any = 0, strategy: Any = init_to_uniform) -> dict[str, Any]:
+def _run(
+    model: Model, args: tuple, kwargs: dict[str, Any], key: Any = 0, strategy: Any = init_to_uniform
+) -> dict[str, Any]:
     """The trace of the model at values inside of all constraints."""
     filled = handlers.substitute(handlers.seed(model, key), substitute_fn=strategy)
     with warnings.catch_warnings(), handlers.trace() as sites:
@@ -445,8 +456,8 @@ def _check_sites(sites: dict[str, Any]) -> None:
             size, subsample = site["args"]
             if subsample is not None and subsample != size:
                 raise ValueError(
-                    f"The plate {name!r} takes {subsample} of its {size} rows at random, and a posterior is that of all "
-                    "rows: call the model without subsample_size (for a stochastic gradient use blr.fit with an "
+                    f"The plate {name!r} takes {subsample} of its {size} rows at random, and a posterior is that of "
+                    "all rows: call the model without subsample_size (for a stochastic gradient use blr.fit with an "
                     "Objective)."
                 )
 
@@ -519,8 +530,8 @@ def _explain(traced: Traced) -> str | None:
         if site["is_observed"] and np.issubdtype(value.dtype, np.floating) and np.any(np.isnan(value)):
             count = int(np.sum(np.isnan(value)))
             return (
-                f"the observed site {name!r} has {count} NaN among its {value.size} values: leave these out, or put them "
-                "under handlers.mask with a finite number in their place."
+                f"the observed site {name!r} has {count} NaN among its {value.size} values: leave these out, or put "
+                "them under handlers.mask with a finite number in their place."
             )
     for name, site in traced.sites.items():
         if site["type"] == "sample":
@@ -528,8 +539,8 @@ def _explain(traced: Traced) -> str | None:
             if not np.all(np.isfinite(log_prob)):
                 bad = int(np.sum(~np.isfinite(log_prob)))
                 return (
-                    f"that of the site {name!r} is not, in {bad} of its {log_prob.size} entries: check its parameters, and "
-                    "whether its values lie in the support of its distribution."
+                    f"that of the site {name!r} is not, in {bad} of its {log_prob.size} entries: check its parameters, "
+                    "and whether its values lie in the support of its distribution."
                 )
     return None
 
@@ -538,7 +549,7 @@ def _advice(traced: Traced) -> str:
     sites = _centrable_sites(traced.model, traced.args, traced.kwargs, traced)
     if sites:
         shown = ", ".join(repr(site) for site in sites[:3])
-        return f"Reparametrise {shown} (reparam=\"auto\"), or sample with NUTS from posterior.nuts(key)."
+        return f'Reparametrise {shown} (reparam="auto"), or sample with NUTS from posterior.nuts(key).'
     return "Take more starts, reparametrise the model, or sample with NUTS from posterior.nuts(key)."
 
 
@@ -568,7 +579,11 @@ def _centrable_sites(
 
 
 def _base(distribution: Any) -> Any:
-    while hasattr(distribution, "base_dist") and type(distribution).__name__ in ("Independent", "ExpandedDistribution", "MaskedDistribution"):
+    while hasattr(distribution, "base_dist") and type(distribution).__name__ in (
+        "Independent",
+        "ExpandedDistribution",
+        "MaskedDistribution",
+    ):
         distribution = distribution.base_dist
     return distribution
 
