@@ -47,6 +47,7 @@ def log_density(p, counts):
     likelihood = (
         jax.lax.lgamma(counts + shape)
         - jax.lax.lgamma(shape)
+        - jax.lax.lgamma(counts + 1.0)
         + shape * jnp.log(shape / (shape + mean))
         + counts * jnp.log(mean / (shape + mean))
     )
