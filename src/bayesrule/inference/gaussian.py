@@ -28,7 +28,7 @@ from ..numerics.trees import ravel, unravel
 from ..objectives.external import External
 from ..points.sampling import QuasiMonteCarlo, even_noise
 from ..rule.rule import Rule
-from ..steps.guards import Backtracking, NoGuard
+from ..steps.guards import Retraction
 from ..steps.steps import Steps
 from .density import Density, Expansion, average, generator_of, log_densities
 from .modes import Mode
@@ -46,8 +46,8 @@ def variational_rule(samples: int) -> Rule:
     >>> print(variational_rule(64).points)
     QuasiMonteCarlo(64)
     """
-    guard = Backtracking(monotone=True)
-    return Rule(Gaussian, QuasiMonteCarlo(samples), Hessian(), Steps(1.0), guard, name="infer", section="3.1")
+    points, guard = QuasiMonteCarlo(samples), Retraction()
+    return Rule(Gaussian, points, Hessian(), Steps(1.0), guard, name="infer", section="3.1")
 
 
 Follow = Callable[[Gaussian, float, int], bool | None]
@@ -100,7 +100,7 @@ class Placed(NamedTuple):
         return self.mean + noise @ self.root
 
 
-_RULE = variational_rule(64).replace(guard=NoGuard(), name="infer")
+_RULE = variational_rule(64)
 
 
 @compiled
@@ -216,10 +216,11 @@ def _fit_at(
     Returned are the Gaussian, its bound, the numbers of steps and evaluations, whether it has converged, and whether
     `watch` has ended the steps.
 
-    The rule's guard, `Backtracking(monotone=True)`, is taken from outside of the compiled step, because the loss is
-    measured by another program: ρ is halved until λ is inside Ω and the loss does not worsen. By Price's theorem the
-    average Hessian is the derivative of E_q ℓ̄ in S⁻¹, up to a half; at a finite number of points it is so only nearly,
-    so that close to the end the bound at the points may fall a little while the steps still shrink.
+    The rule's guard keeps S positive definite where an average Hessian is not, which is where q is still too narrow.
+    Beside it ρ is halved until the loss does not worsen, here and not in a guard, because the loss is measured by
+    another program. By Price's theorem the average Hessian is the derivative of E_q ℓ̄ in S⁻¹, up to a half; at a
+    finite number of points it is so only nearly, so that close to the end the bound at the points may fall a little
+    while the steps still shrink.
     """
     here, evaluations = average(density, at.points(noise)), 1
     center = -float(log_densities(density, at.mean[None])[0])

@@ -2,8 +2,8 @@ r"""Importance weights of draws from q, smoothed by a Pareto distribution: what 
 
 With $w(θ) = p(θ)/q(θ)$, E_q w is the evidence, and averages with weights w are averages under p. The largest weights
 are noisy: they are replaced by quantiles of a generalised Pareto distribution fitted to them, whose shape k̂ says
-whether that can work (Vehtari, Simpson, Gelman, Yao and Gabry, "Pareto smoothed importance sampling", JMLR 2024). Written here
-and not taken from ArviZ, because the core does not depend on it; a test holds the two together.
+whether that can work (Vehtari, Simpson, Gelman, Yao and Gabry, "Pareto smoothed importance sampling", JMLR 2024).
+Written here and not taken from ArviZ, because the core does not depend on it; a test holds the two together.
 """
 
 from __future__ import annotations

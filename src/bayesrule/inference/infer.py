@@ -34,7 +34,7 @@ from .verdict import Judgement, comfortable, judge, sentence
 DRAWS = 4000
 """How many fresh draws judge an approximation."""
 
-PRODUCTS = 2_000_000
+PRODUCTS = 500_000
 """The budget: how many products of a Hessian with a vector a fit may compute, about."""
 
 MOST_NUMBERS = 2000
@@ -42,6 +42,7 @@ MOST_NUMBERS = 2000
 
 _MOST_MODES = 6
 _STEPS, _ROUNDS = 200, 20  # of a Gaussian with each number of points, and of refitting a mixture
+_MOST_MIXED = 60  # With more numbers than these, weighted draws are too few to refit covariances.
 _SAVE_EVERY = 5.0  # seconds between two checkpoints
 _MATCHED_MEAN, _MATCHED_WIDTH = 0.01, 0.015  # Shifts below these are not worth a correction.
 _BEHIND = 7.0  # A Gaussian whose bound is so many nats behind the best has less than a thousandth of its weight.
@@ -184,6 +185,10 @@ def infer_density(
         fits = _fit_gaussians(density, beginnings, fit_key, tolerance, products, watched)
         answer, tried = _choose_family(density, fits, generator_of(draw_key), watched)
     components, _, weighted, judgement = answer
+    if modes and not any(mode.converged for mode in modes):
+        # The density has no highest point that a start could reach: it is infinite somewhere, as in the neck of a
+        # hierarchy, and draws from elsewhere do not see what mass there is.
+        judgement = judgement._replace(trust="do not trust", refined=False)
     converged = [mode for mode in modes if mode.converged]
     agreed = sum(mode.starts for mode in converged) if q is None else 1
     verdict = sentence(
@@ -293,8 +298,9 @@ def _fit_gaussians(
     fits = _distinct(fits)
     if not fits:
         raise ValueError(
-            "No Gaussian has a finite bound: the density is zero, or overflows, close to each of its modes. "
-            "Reparametrise the model so that its support is the whole space."
+            "No Gaussian has a finite bound: the density rises without end, so that the posterior is improper, or it is "
+            "zero or overflows close to each of its modes. Give every parameter a proper prior, and reparametrise the "
+            "model so that its support is the whole space."
         )
     if watched.checkpoint is not None:
         write(watched.checkpoint, fits[0].q)
@@ -310,12 +316,15 @@ def _choose_family(
     answer = _judged(density, components_of(fits[0].q), rng, names)
     if answer.judgement.trust == "trust":
         answer = _with_matched_moments(density, answer, rng, names)
-    if (len(fits) == 1 and comfortable(answer.judgement)) or watched.stop():
+    unlikely = density.size > _MOST_MIXED and len(fits) == 1
+    if (len(fits) == 1 and comfortable(answer.judgement)) or unlikely or watched.stop():
         return answer, ["Gaussian"]
     watched.say("fitting a mixture of Gaussians")
     bounds = np.array([fit.bound for fit in fits])
     starts = [place(fit.q) for fit in fits]
-    mixed = fit_mixture(density, starts, bounds, rng, draws=DRAWS, rounds=_ROUNDS, stop=watched.stop)
+    draws = int(min(DRAWS + 400 * density.size, 5 * DRAWS))  # A covariance of more numbers takes more of them.
+    rounds = _ROUNDS if density.size <= _MOST_MIXED else 1
+    mixed = fit_mixture(density, starts, bounds, rng, draws=draws, rounds=rounds, stop=watched.stop)
     other = _judged(density, mixed, rng, names)
     better = len(fits) > 1 or _rank(other) > _rank(answer)
     return other if better else answer, ["Gaussian", "Mixture"]

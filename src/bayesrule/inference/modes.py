@@ -24,6 +24,7 @@ from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..objectives.external import External
 from ..points.base import Delta
+from ..points.sampling import even_noise
 from ..rule.rule import Rule
 from ..steps.guards import NoGuard
 from ..steps.schedule import Rates
@@ -37,6 +38,7 @@ RADII = (0.5, 2.0, 1.0, 4.0)
 """The half-widths of the boxes around zero from which starts are drawn, in turn."""
 
 _STEPS = 60
+_BOUND_POINTS = 32
 _HALVINGS = 30
 _DECREMENT = 1e-6  # Nats to gain, to second order, below which a start has arrived.
 _FLAT = 1e-6  # Directions of so little curvature are tried for whether the density falls at all.
@@ -152,9 +154,21 @@ def climb(density: Density, starts: Float[np.ndarray, "K P"], stop: Callable[[],
 
 
 def _best_of_path(density: Density, path: list[Mode]) -> Mode:
-    """Of some places on the way of a start, the one with the largest evidence by its calibrated widths."""
-    some = path[:: max(1, len(path) // 8)]
-    return max((calibrate(density, place) for place in some), key=lambda mode: mode.evidence)
+    """Of some places on the way of a start, the one around which there is most mass.
+
+    That is judged by the evidence lower bound of a Gaussian there: towards a place where the density is infinite,
+    Laplace's evidence may be as large as one likes, and a bound cannot be.
+    """
+    some = [*path[:6], *path[6 :: max(1, len(path) // 6)]]
+    return max((_with_bound(density, calibrate(density, place)) for place in some), key=lambda mode: mode.evidence)
+
+
+def _with_bound(density: Density, place: Mode) -> Mode:
+    """A place with the bound of the Gaussian there, at a few points, in place of its evidence."""
+    root = np.linalg.inv(np.linalg.cholesky(place.precision))
+    points = place.position + even_noise(_BOUND_POINTS, density.size)[0] @ root
+    entropy = 0.5 * density.size * (1 + math.log(2 * math.pi)) + float(np.sum(np.log(np.diagonal(root))))
+    return place._replace(evidence=float(np.mean(log_densities(density, points))) + entropy)
 
 
 def calibrate(density: Density, mode: Mode) -> Mode:

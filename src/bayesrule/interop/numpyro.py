@@ -200,7 +200,11 @@ class NumpyroPosterior(Posterior):
         from numpyro.infer import NUTS
 
         begin, sites = self.nuts_start(key, chains), tuple(sorted(self.density.like))
-        settings: Any = {"inverse_mass_matrix": {sites: begin["inverse_mass_matrix"]}, "dense_mass": [sites]} | options
+        settings: Any = {
+            "inverse_mass_matrix": {sites: begin["inverse_mass_matrix"]},
+            "dense_mass": [sites],
+            "adapt_mass_matrix": False,  # A short warm-up would replace it by a worse one.
+        } | options
         return NUTS(self.traced.model, **settings), begin["init_params"]
 
     def to_arviz(self, key: Key | None = None, count: int = 1000) -> Any:
