@@ -30,8 +30,9 @@ from ..rule.rule import Rule
 from ..steps.averages import GradientAverage, Trace, WeightDecay
 from ..steps.guards import Boundary, Guard, Retraction
 from ..steps.scaling import Scaling
-from ..steps.schedule import Number, Rate, Rates, equals
+from ..steps.schedule import Number, Planned, Rate, Rates, equals
 from ..steps.steps import Steps
+from ..steps.warm_up import WarmUp
 from ..steps.window import Window
 
 # Point estimates, and what they say about a posterior.
@@ -225,7 +226,7 @@ def ogn(
     decay: Number | Window | None = None,
     curvature: Any = None,
     damping: Number = 0.0,
-    temperature: Number = 1.0,
+    temperature: Number | Planned | None = None,
     relative: bool | None = None,
 ) -> Rule:
     r"""Online Gauss–Newton, $θ ← θ − ρ\hat u/(v + δ/N)$ with $v ← βv + (1−β)\tfrac1M\sum_i\hat g_i^2$ (section 4.4).
@@ -275,7 +276,7 @@ def oggn(
     decay: Number | Window | None = None,
     curvature: Any = None,
     damping: Number = 0.0,
-    temperature: Number = 1.0,
+    temperature: Number | Planned | None = None,
     relative: bool | None = None,
 ) -> Rule:
     r"""Online generalised Gauss–Newton: `ogn` with the curvature $J^⊤∇^2_fℓ\,J$ (section 4.4).
@@ -310,7 +311,7 @@ def vogn(
     decay: Number | Window | None = None,
     curvature: Any = None,
     damping: Number = 0.0,
-    temperature: Number = 1.0,
+    temperature: Number | Planned | None = None,
     relative: bool | None = None,
 ) -> Rule:
     r"""Variational online Gauss–Newton: `ogn` at samples of q instead of its mean (section 4.4, `eq:von_minibatch`).
@@ -348,7 +349,7 @@ def voggn(
     decay: Number | Window | None = None,
     curvature: Any = None,
     damping: Number = 0.0,
-    temperature: Number = 1.0,
+    temperature: Number | Planned | None = None,
     relative: bool | None = None,
 ) -> Rule:
     r"""Variational online generalised Gauss–Newton: `oggn` at samples of q, $J^⊤∇^2_fℓ\,J$ averaged (section 4.4).
@@ -384,7 +385,7 @@ def ivon(
     decay: Number | Window | None = None,
     curvature: Any = None,
     damping: Number = 0.0,
-    temperature: Number = 1.0,
+    temperature: Number | Planned | None = None,
     relative: bool | None = None,
 ) -> Rule:
     r"""IVON: `vogn` with Stein's identity for the Hessian, from gradients alone.
@@ -534,7 +535,7 @@ def _steps(
     decay: Number | Window,
     average: GradientAverage | None = None,
     scaling: Scaling | None = None,
-    temperature: Number = 1.0,
+    temperature: Number | Planned = 1.0,
     *,
     measured: bool = False,
     weight_decay: WeightDecay | None = None,
@@ -567,7 +568,7 @@ def _online_steps(
     decay: Number | Window | None,
     curvature: Any,
     damping: Number,
-    temperature: Number,
+    temperature: Number | Planned | None,
     window: Window,
     *,
     relative: bool | None,
@@ -582,6 +583,8 @@ def _online_steps(
     start = None if relative is False else curvature if not measured else "adam" if relative is None else "measured"
     scaling = None if unscaled else Scaling(damping, start=start)
     decay = window if decay is None else decay
+    if temperature is None:
+        temperature = WarmUp() if start == "adam" else 1.0
     return _steps(rate, decay, average, scaling, temperature, measured=measured)
 
 
