@@ -10,21 +10,21 @@ from .schedule import Planned
 
 
 class WarmUp(Planned):
-    r"""A temperature that rises from τ₀ to 1 over a part of the steps: $τ_t = τ_0^{\,1 − t/(fT)}$ until t = fT, then 1.
+    r"""A temperature that rises from τ₀ to 1 over a part of the steps: $τ_t = τ_0 + (1 − τ_0)\,t/(fT)$ until t = fT.
 
     T is the number of steps that are planned (`State.horizon`): `fit` and `run` know it, and `rule.init(…, horizon=T)`
     takes it for a loop of one's own. Where it is not known the temperature is 1.
 
-    Draws from a posterior that is still far from its place only add noise to the gradients. So q is narrow at first and
-    its mean learns almost as by the delta method; the rise is geometric, so that every order of magnitude of τ has as
-    many steps as another. At the end the temperature is 1, and q is a posterior as wide as prior and data say.
+    Draws from a posterior that is still far from its place only add noise to the gradients. So q is narrow at first,
+    and its mean learns almost as by the delta method. After the rise the temperature is 1, and q ends as a posterior
+    that is as wide as prior and data say.
 
     Args:
         start: τ₀, above 0 and at most 1.
         fraction: f, the part of the steps over which the temperature rises, above 0 and at most 1.
 
     >>> [round(float(WarmUp(0.01, 0.5).at(t, 100)), 3) for t in (0, 25, 50, 99)]
-    [0.01, 0.1, 1.0, 1.0]
+    [0.01, 0.505, 1.0, 1.0]
     >>> WarmUp().at(0, None)
     1.0
     """
@@ -32,7 +32,7 @@ class WarmUp(Planned):
     start: Any
     fraction: Any
 
-    def __init__(self, start: float = 0.01, fraction: float = 0.9):
+    def __init__(self, start: float = 0.01, fraction: float = 0.5):
         for name, value in (("start", start), ("fraction", fraction)):
             if not 0 < value <= 1:
                 raise ValueError(f"WarmUp: {name}= is above 0 and at most 1, got {value:g}.")
@@ -42,9 +42,8 @@ class WarmUp(Planned):
         """τ after `count` of `horizon` steps."""
         if horizon is None:
             return 1.0
-        # In float32: the ratio of two steps' temperatures is taken of the logarithms' difference, far above rounding.
-        left = jnp.clip(1 - jnp.asarray(count, float) / (self.fraction * horizon), 0.0, 1.0)
-        return jnp.exp(left * jnp.log(self.start))
+        taken = jnp.minimum(jnp.asarray(count, float) / (self.fraction * horizon), 1.0)
+        return self.start + (1 - self.start) * taken
 
     def __repr__(self) -> str:
         return f"WarmUp({self.start:g}, {self.fraction:g})"
