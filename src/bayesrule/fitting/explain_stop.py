@@ -95,9 +95,9 @@ def explain_cold(rule: Rule, state: State) -> str | None:
     if reached >= 1:
         return None
     return (
-        f"After {int(state.count)} of {int(state.horizon)} planned steps the temperature has risen to {reached:.2g}, so "
-        "that q is narrower than the posterior, whose temperature is 1: take the other steps (fit from this result), "
-        "plan fewer, or give the rule temperature=1.0."
+        f"After {int(state.count)} of {int(state.horizon)} planned steps the temperature has risen to {reached:.2g}, "
+        "so that q is narrower than the posterior, whose temperature is 1: take the other steps (fit from this result, "
+        "with as many as are left), plan fewer, or give the rule temperature=1.0."
     )
 
 

@@ -235,11 +235,11 @@ def ogn(
     `eq:OGN_approx`). Of Adam's extras it keeps the debiased average of the gradient, with the regularizer outside; v is
     not rooted. The step is $−ρ\,c\,\hat u/(v + δ/N)$ with a number c that says what the rate is in units of.
 
-    By default the rate is in Adam's units: 1e-3 is a good one, best with a decay to 0 (`optax.cosine_decay_schedule`).
-    Then $c = 80\sqrt{M/N}$, and the noise of a batch of M examples moves a weight that the data determine by 80ρ of
-    its posterior standard deviations in a step: 0.08 at 1e-3, whatever N, M and the scale of the weights are. Steps are
-    never longer than at 2e-3: larger rates act as 2e-3. With a given h₀, $c = h_0 + δ/N$ as published, and training
-    begins as SGD does at that rate.
+    By default the rate is in Adam's units: 1e-3 is a good one. On mini-batches `fit` lets a constant rate fall to 0
+    along half a cosine over its steps; a schedule is taken as it is. In these units $c = 80\sqrt{M/N}$, and the noise
+    of a batch of M examples moves a weight that the data determine by 80ρ of its posterior standard deviations in a
+    step: 0.08 at 1e-3, whatever N, M and the scale of the weights are. Steps are never longer than at 2e-3: larger
+    rates act as 2e-3. With a given h₀, $c = h_0 + δ/N$ as published, and training begins as SGD does at that rate.
 
     v is the average of what the batches of the last epoch measured, and starts from the first of them: the first step
     measures, at the mean, and leaves θ. Published are `curvature=1.0` and `decay=0.999`, with which most of v is h₀
@@ -254,7 +254,9 @@ def ogn(
         curvature: h₀, the curvature that v starts from: a number, or with `relative=False` a pytree like the
             parameters. None to measure it.
         damping: A number that is added to the divisor.
-        temperature: τ of a cold (below 1) or warm posterior: a number or a schedule.
+        temperature: τ of a cold (below 1) or warm posterior: a number, a schedule, or a `WarmUp`. By default 1; in
+            Adam's units `WarmUp()`, with which `fit` on mini-batches lets τ rise from 0.01 to 1 over the first half of
+            its steps, and which is 1 where the number of steps is not known.
         relative: None for Adam's units where v is measured, and units of the first divisor where h₀ is given; True for
             units of the first divisor (its harmonic mean over the weights where v is measured), so that training begins
             as SGD does at that rate; False for c = 1, the rule's own ρ.

@@ -50,7 +50,9 @@ def check_outside(rule: Rule, objective: External, state: State) -> None:
         )
 
 
-def points_of(points: Points, schedule: Scheduled | Planned | None, state: State, key: Key | None) -> tuple[Any, PointSet]:
+def points_of(
+    points: Points, schedule: Scheduled | Planned | None, state: State, key: Key | None
+) -> tuple[Any, PointSet]:
     """The q that this step's points are drawn from, and the points: those of `rule.step` with the same key.
 
     Args:

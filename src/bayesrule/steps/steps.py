@@ -175,9 +175,10 @@ class Steps(eqx.Module):
         return isinstance(self.temperature, Planned) or (self.scaling is not None and self.scaling.as_adam)
 
     def mean_rate(self, count: Any, horizon: Any = None) -> Any:
-        """The mean's rate as the user means it, where the precision is measured: at most `LONGEST_RATE` in Adam's units.
+        """The mean's rate in the user's units, where the precision is measured.
 
-        In these units a constant rate falls to 0 along half a cosine, if it is known over how many steps.
+        In Adam's units it is at most `LONGEST_RATE`, and a constant one falls to 0 along half a cosine, if it is known
+        over how many steps.
         """
         rate = at(self.rates.mean, count)
         if self.scaling is None:
