@@ -7,15 +7,18 @@ numbers of each split. Inputs and target are standardised on the training part; 
 All settings come from the training part alone.
 
 "vogn", "ivon" and the point estimates have one setting for all sets: 4000 steps on batches of 64, a cosine decay,
-ReLU, and log σ² of the noise as one more parameter of the network. VOGN and IVON have Adam's rate 1e-3 and a
-temperature that rises from 0.01 to 1 over the first half of the steps. The prior's precision of VOGN, IVON and Adam,
-and whether VOGN and IVON average over 32 draws or predict at the mean of q, are chosen by `blr.choose_prior` on held-
-out rows of the training part. The rate of AdamW (optax's) is 1e-3 or 1e-2 and that of SGD (momentum 0.9) 1e-3, 1e-2
-or 1e-1, by a fifth of the training part; with 1e-3 Adam moves log σ² by at most 2 in so few steps. Adam and dropout
-have AdamW's rate. The ensemble's five networks have a fifth of the steps each, and a rate of their own; dropout keeps
-0.95 of inputs and units and has no prior; last-layer Laplace takes AdamW's features, with δ = 1.
+ReLU, and log σ² of the noise as one more parameter of the network. VOGN and IVON are `blr.vogn(1e-3)` and
+`blr.ivon(1e-3)` with all defaults (the decay and a temperature that rises to 1 over the first half of the steps are
+among them). What is left is chosen by the log-likelihood of a fifth of the training part that is held out, for each
+split by itself, and then all of the training part is fitted: the prior's precision of VOGN, IVON and Adam (0.1, 1 or
+10), whether VOGN and IVON average over 32 draws or predict at the mean of q, the rate of AdamW (optax's), Adam, dropout
+and the ensemble (1e-3 or 1e-2; with 1e-3 Adam moves log σ² by at most 2 in so few steps) and of SGD with momentum 0.9
+(1e-3, 1e-2 or 1e-1). The ensemble's five networks have a fifth of the steps each; dropout keeps 0.95 of inputs and
+units and has no prior; last-layer Laplace takes AdamW's features, with δ = 1. All 20 splits of a set are trained side
+by side by `vmap`.
 
-"full", a full Gaussian with generalised Gauss–Newton and the delta method, and "ogn" have a procedure of their own:
+"full", a full Gaussian with generalised Gauss–Newton and the delta method, and "ogn" have a procedure of their own,
+which takes hours and is run only if they are asked for:
 
 - The prior is N(0, 1/(δ·inputs)) for weights and N(0, 1/δ) for biases, and the noise variance is σ². Each method starts
   from the mean that the same run of Adam found at δ = 1 and σ² = 0.5 or 0.05 (one underfits, one overfits), and does up
