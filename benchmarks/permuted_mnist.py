@@ -4,8 +4,9 @@
 
 FOLDER/mnist/mnist.npz has X, y, X_test, y_test: 10,000 training images for each task, an MLP 784-100-10, batches of
 128, the rate 1e-3, a first prior N(0, 1), all else as `fit` has it by default. Adam has the same rate with a cosine
-decay in each task, and no posterior to go on from: it goes on from its weights, without a prior. Printed are the accuracies on the test images of all three tasks at the end, and
-their mean over tasks and seeds. Nothing was tuned on test images.
+decay in each task, and no posterior to go on from: it goes on from its weights, without a prior. Printed are the
+accuracies on the test images of all three tasks at the end, and their mean over tasks and seeds. Nothing was tuned on
+test images.
 """
 
 import argparse

@@ -6,7 +6,7 @@ The folder holds `uci_NAME/uci_NAME.npz` with X, y, test_idx (the usual 20 split
 numbers of each split. Inputs and target are standardised on the training part; the printed numbers are in units of y.
 All settings come from the training part alone.
 
-"vogn", "ivon" and the point estimates have one setting for all sets: 4000 steps on batches of 64, a cosine decay,
+"vogn", "ivon" and the point estimates have one setting for all sets: 2000 steps on batches of 64, a cosine decay,
 ReLU, and log σ² of the noise as one more parameter of the network. VOGN and IVON are `blr.vogn(1e-3)` and
 `blr.ivon(1e-3)` with all defaults (the decay and a temperature that rises to 1 over the first half of the steps are
 among them). What is left is chosen by the log-likelihood of a fifth of the training part that is held out, for each
@@ -52,7 +52,7 @@ SETS = ("boston", "concrete", "energy", "power", "wine_red", "yacht")
 HIDDEN, ROUNDS, HELD_OUT, DRAWS, BATCH = 50, 60, 0.2, 100, 32
 WARM_STEPS, WARM_RATE, WARM_NOISES = 1500, 2e-2, (0.5, 0.05)
 
-STEPS, STEP_BATCH, RATE, MEMBERS, KEPT = 4000, 64, 1e-3, 5, 0.95
+STEPS, STEP_BATCH, RATE, MEMBERS, KEPT = 2000, 64, 1e-3, 5, 0.95
 PRECISIONS = (0.1, 1.0, 10.0)
 INPUTS, TRAINING_ROWS, SCORED_ROWS = 13, 8700, 1800  # As many as the largest set has, or more.
 RATES = {"adamw": (1e-3, 1e-2), "sgd": (1e-3, 1e-2, 1e-1)}
