@@ -54,7 +54,7 @@ WARM_STEPS, WARM_RATE, WARM_NOISES = 1500, 2e-2, (0.5, 0.05)
 
 STEPS, STEP_BATCH, RATE, MEMBERS, KEPT = 2000, 64, 1e-3, 5, 0.95
 PRECISIONS = (0.1, 1.0, 10.0)
-INPUTS, TRAINING_ROWS, SCORED_ROWS = 13, 8700, 1800  # As many as the largest set has, or more.
+INPUTS, TRAINING_ROWS, SCORED_ROWS = 13, 8700, (300, 1800)  # As many as the largest set has, or more.
 RATES = {"adamw": (1e-3, 1e-2), "sgd": (1e-3, 1e-2, 1e-1)}
 
 BY_ROUNDS = {
@@ -206,7 +206,9 @@ class Splits:
     def __init__(self, splits):
         self.inputs = splits[0].all[0].shape[1]
         self.all, self.part = (self._stacked(splits, part, TRAINING_ROWS) for part in ("all", "part"))
-        self.held, self.test = (self._stacked(splits, part, SCORED_ROWS) for part in ("held", "test"))
+        held = len(splits[0].held[1])
+        rows = next(rows for rows in SCORED_ROWS if rows >= held)
+        self.held, self.test = (self._stacked(splits, part, rows) for part in ("held", "test"))
         self.keys = jnp.stack([split.key for split in splits])
 
     def _stacked(self, splits, part, rows):
@@ -452,7 +454,7 @@ def main():
     if any(method in BY_ROUNDS for method in arguments.methods):
         jax.config.update("jax_enable_x64", True)  # The full Gaussian's matrices need it.
 
-    results, began = {}, time.perf_counter()
+    results, began, lines = {}, time.perf_counter(), []
     for name in arguments.sets:
         file = np.load(arguments.data / f"uci_{name}" / f"uci_{name}.npz")
         numbers = range(min(arguments.splits, len(file["test_idx"])))
@@ -472,18 +474,17 @@ def main():
                 likelihood, error = results[name][method].mean(0)
                 line = f"{name} {method}: {likelihood:.3f}, RMSE {error:.3f}, {time.perf_counter() - start:.0f} s"
                 print(line, file=sys.stderr, flush=True)
-
-    lines = [
-        *table("Test log-likelihood (in brackets: splits better than MC dropout)", results, 0, 1),
-        "",
-        *table("Test RMSE", results, 1, -1),
-        "",
-        count_better_sets(results, arguments.methods),
-        f"{time.perf_counter() - began:.0f} s.",
-    ]
+        lines = [
+            *table("Test log-likelihood (in brackets: splits better than MC dropout)", results, 0, 1),
+            "",
+            *table("Test RMSE", results, 1, -1),
+            "",
+            count_better_sets(results, arguments.methods),
+            f"{time.perf_counter() - began:.0f} s.",
+        ]
+        if arguments.out:  # After every set, so that a run that is cut short leaves what it has.
+            arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
-    if arguments.out:
-        arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
