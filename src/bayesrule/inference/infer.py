@@ -299,8 +299,8 @@ def _fit_gaussians(
     if not fits:
         raise ValueError(
             "No Gaussian has a finite bound: the density rises without end, so that the posterior is improper, or it "
-            "is zero or overflows close to each of its modes. Give every parameter a proper prior, and reparametrise the "
-            "model so that its support is the whole space."
+            "is zero or overflows close to each of its modes. Give every parameter a proper prior, and reparametrise "
+            "the model so that its support is the whole space."
         )
     if watched.checkpoint is not None:
         write(watched.checkpoint, fits[0].q)
