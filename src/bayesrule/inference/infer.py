@@ -34,7 +34,7 @@ from .verdict import Judgement, comfortable, judge, sentence
 DRAWS = 4000
 """How many fresh draws judge an approximation."""
 
-PRODUCTS = 200_000
+PRODUCTS = 300_000
 """The budget: how many products of a Hessian with a vector a fit may compute, about."""
 
 MOST_NUMBERS = 2000

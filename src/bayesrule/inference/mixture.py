@@ -53,14 +53,18 @@ class Components:
 
     def draw(self, rng: np.random.Generator, count: int) -> Float[np.ndarray, "M P"]:
         choice = rng.choice(len(self.weights), size=count, p=self.weights)
-        noise = rng.standard_normal((count, self.means.shape[1]))
-        return self.means[choice] + np.einsum("mij,mj->mi", self.roots[choice], noise)
+        points = rng.standard_normal((count, self.means.shape[1]))
+        for k, (mean, root) in enumerate(zip(self.means, self.roots, strict=True)):
+            points[choice == k] = mean + points[choice == k] @ root.T
+        return points
 
     def log_joint(self, points: Float[np.ndarray, "M P"]) -> Float[np.ndarray, "M K"]:
         """log π_k + log q_k(θ)."""
+        from scipy.linalg import solve_triangular  # imported late, so that importing bayesrule does not load SciPy
+
         columns = []
         for weight, mean, root, log_det in zip(self.weights, self.means, self.roots, self.log_dets, strict=True):
-            whitened = np.linalg.solve(root, (points - mean).T)
+            whitened = solve_triangular(root, (points - mean).T, lower=True, check_finite=False)
             log_q = -0.5 * (np.sum(whitened**2, axis=0) + log_det + len(mean) * math.log(2 * math.pi))
             columns.append(math.log(max(weight, 1e-300)) + log_q)
         return np.stack(columns, axis=1)
