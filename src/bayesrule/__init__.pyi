@@ -124,6 +124,7 @@ from .steps.scaling import Scaling as Scaling
 from .steps.schedule import Rates as Rates
 from .steps.steps import Steps as Steps
 from .steps.sweep import Sweep as Sweep
+from .steps.warm_up import WarmUp as WarmUp
 from .steps.window import Window as Window
 
 __version__: str

@@ -35,7 +35,10 @@ _MOST_COMPONENTS = 12
 
 
 class Components:
-    """A mixture of Gaussians as arrays on the host: what draws and densities need.
+    """A mixture of Gaussians as arrays on the host, in float64: what draws and densities need.
+
+    `as_family` is the same as a `Mixture`. Refitting changes the number of components from round to round, and every
+    number of them would compile programs of its own; on the host it costs nothing.
 
     Args:
         weights: π_k.
