@@ -29,7 +29,7 @@ def model(time, counts=None):
     scale = numpyro.sample("scale", dist.HalfNormal(1.5))
     length = numpyro.sample("length", dist.LogNormal(-1.5, 0.5))
     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
-    # The Gaussian kernel's spectral density at the frequencies of sine waves on an interval that is wider than the data.
+    # The kernel's spectral density at the frequencies of sine waves on an interval that is wider than the data.
     frequency = jnp.pi * jnp.arange(1, WAVES + 1) / (2 * HALF_WIDTH)
     waves = jnp.sin(frequency * (time[:, None] - 0.5 + HALF_WIDTH)) / jnp.sqrt(HALF_WIDTH)
     density = jnp.sqrt(2 * jnp.pi) * length * jnp.exp(-0.5 * (frequency * length) ** 2)
