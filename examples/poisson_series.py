@@ -1,4 +1,7 @@
-"""Counts over time whose log rate is a Gaussian process: fifty latent values and two hyper-parameters at once.
+"""Counts over time whose log rate is a Gaussian process: its values, its level and its scale at once.
+
+The process is written in ten sine waves whose weights have the kernel's spectral density as their variances
+(Solin and Särkkä, "Hilbert space methods for reduced-rank Gaussian process regression", 2020).
 
 Run: python examples/poisson_series.py
 """
@@ -13,7 +16,7 @@ import numpyro.distributions as dist
 
 from bayesrule.interop import numpyro as bridge
 
-STEPS = 50
+STEPS, WAVES, HALF_WIDTH, LENGTH = 50, 10, 0.9, 0.25
 
 
 def simulate(seed: int = 0):
@@ -24,13 +27,14 @@ def simulate(seed: int = 0):
 
 def model(time, counts=None):
     scale = numpyro.sample("scale", dist.HalfNormal(1.5))
-    length = numpyro.sample("length", dist.LogNormal(-1.5, 0.5))
     level = numpyro.sample("level", dist.Normal(0.0, 2.0))
-    distance = (time[:, None] - time[None, :]) / length
-    covariance = jnp.exp(-0.5 * distance**2) + 1e-4 * jnp.eye(len(time))
-    # The process in standardised numbers: its values and its hyper-parameters are then nearly independent.
-    noise = numpyro.sample("noise", dist.Normal(0.0, 1.0).expand([len(time)]).to_event(1))
-    rate = numpyro.deterministic("rate", jnp.exp(level + scale * jnp.linalg.cholesky(covariance) @ noise))
+    # The kernel's spectral density at the frequencies of sine waves on an interval that is wider than the data.
+    frequency = jnp.pi * jnp.arange(1, WAVES + 1) / (2 * HALF_WIDTH)
+    waves = jnp.sin(frequency * (time[:, None] - 0.5 + HALF_WIDTH)) / jnp.sqrt(HALF_WIDTH)
+    density = jnp.sqrt(2 * jnp.pi) * LENGTH * jnp.exp(-0.5 * (frequency * LENGTH) ** 2)
+    # In standardised numbers the weights and the scale are nearly independent.
+    noise = numpyro.sample("noise", dist.Normal(0.0, 1.0).expand([WAVES]).to_event(1))
+    rate = numpyro.deterministic("rate", jnp.exp(level + scale * waves @ (jnp.sqrt(density) * noise)))
     numpyro.sample("counts", dist.Poisson(rate).to_event(1), obs=counts)
 
 

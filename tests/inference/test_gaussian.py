@@ -64,14 +64,21 @@ def test_a_fit_with_quadrature_has_the_same_optimum():
 
 
 def test_a_gaussian_density_is_exact_in_one_step():
-    """With any number of points, and from a start that is far away and too narrow."""
-    density = density_of(correlated, 2, jnp.array([3.0, -1.0]))
-    start = blr.Gaussian(jnp.array([0.0, 1.0]), 4.0 * jnp.eye(2))
-    found = fit_gaussian(density, start, jax.random.key(0), samples=64, tolerance=1e-9, steps=10, products=10**6)
+    """With any number of points, from any mean, and with the Hessian that a search for modes gives as the precision."""
+    density, precision = density_of(correlated, 2, jnp.array([3.0, -1.0])), jnp.array([[2.0, 0.9], [0.9, 1.0]])
+    how = {"samples": 64, "steps": 10, "products": 10**6}
+    start = blr.Gaussian(jnp.array([0.0, 1.0]), precision)
+    found = fit_gaussian(density, start, jax.random.key(0), tolerance=1e-9, **how)
     assert (found.steps, found.converged, found.samples) == (1, True, 64)
     assert_allclose(found.q.mean, [3.0, -1.0], atol=1e-9)
-    assert_allclose(found.q.precision, [[2.0, 0.9], [0.9, 1.0]], atol=1e-9)
+    assert_allclose(found.q.precision, precision, atol=1e-9)
     assert_allclose(found.bound, np.log(2 * np.pi) - 0.5 * np.log(2.0 - 0.81), atol=1e-9)
+    # From a wrong precision it takes a few more, because a step must leave the precision positive.
+    narrow = blr.Gaussian(jnp.array([0.0, 1.0]), 4.0 * jnp.eye(2))
+    again = fit_gaussian(density, narrow, jax.random.key(0), tolerance=1e-12, **how)
+    assert again.converged
+    assert_allclose(again.q.precision, precision, atol=1e-5)
+    assert_allclose(again.bound, found.bound, atol=1e-10)
 
 
 @pytest.fixture(scope="module")
