@@ -177,8 +177,8 @@ class Steps(eqx.Module):
     def rate_left(self, count: Any, horizon: Any = None) -> Any:
         """The part of a constant rate in Adam's units that is left after so many of the planned steps.
 
-        It falls to 0 along half a cosine; 1 where no number of steps is known, and for other units and schedules. Called
-        where the precision is measured.
+        It falls to 0 along half a cosine. It is 1 where no number of steps is known, in other units and for schedules.
+        Called where the precision is measured.
         """
         constant = not isinstance(self.rates.mean, Scheduled)
         falls = constant and horizon is not None and self.scaling is not None and self.scaling.as_adam
