@@ -137,6 +137,18 @@ def test_a_given_posterior_is_one_at_temperature_1():
     np.testing.assert_allclose(state.q.precision, 500.0)
 
 
+def test_other_starts_follow_the_same_plan(monkeypatch):
+    """They begin with the precision of the given start, at the plan's first temperature, and not with a colder one."""
+    from bayesrule.fitting import fit as module
+
+    seen = []
+    monkeypatch.setattr(module, "fits_in_memory", lambda *_: False)
+    monkeypatch.setattr(module.Driver, "at", lambda self, state: seen.append(state) or self)
+    blr.fit(blr.vogn(1e-3), OBJECTIVE, jnp.zeros(3), (X, Y), steps=4, starts=2, **OPTIONS)
+    assert [int(state.horizon) for state in seen] == [4, 4]
+    np.testing.assert_allclose([state.q.precision for state in seen], 100.0)
+
+
 @pytest.mark.parametrize("wrong", [{"start": 0.0}, {"start": 2.0}, {"fraction": 0.0}, {"fraction": 1.5}])
 def test_refused(wrong):
     with pytest.raises(ValueError, match=f"{next(iter(wrong))}= is above 0 and at most 1"):

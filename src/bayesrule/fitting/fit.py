@@ -298,7 +298,9 @@ def _run_starts(driver: Driver, state: State, starts: int, bar: ProgressBar) -> 
     """
     keys = jax.random.split(jax.random.fold_in(driver.key, _STARTS), starts - 1)
     drawn = [dispersed(state.q, key, SCALES[i % len(SCALES)]) for i, key in enumerate(keys)]
-    states = [state, *(driver.rule.init(q, driver.objective, driver.key, horizon=state.horizon) for q in drawn)]
+    # They are drawn around a start that is at the first temperature of the plan already.
+    others = (driver.rule.init(q, driver.objective, driver.key) for q in drawn)
+    states = [state, *(dataclasses.replace(other, horizon=state.horizon) for other in others)]
     drivers = [driver.at(each) for each in states]
     carries = [driver.begin(copy_for_donation(each)) for each in states]
     if not fits_in_memory(state, driver.data, starts):

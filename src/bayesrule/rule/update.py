@@ -203,9 +203,9 @@ def update(
     # A proposal does not depend on the plain step's length.
     taken = guarded.fraction * (part if guarded.proposed is None else jnp.where(guarded.proposed, 1.0, part))
     starts = starting(state)
-    rate = at(steps.rates.mean, state.count) if starts is None else steps.mean_rate(state.count, state.horizon)
-    rate = jnp.asarray(rate, float) * taken
-    rate = rate if starts is None else jnp.where(starts, 0.0, rate)
+    rate = jnp.asarray(at(steps.rates.mean, state.count), float) * taken
+    if starts is not None:
+        rate = jnp.where(starts, 0.0, rate * steps.rate_left(state.count, state.horizon))
     loss = None if correction is None else _energy(rule, objective, q, measured, step, step.temperature)
     info = Info(
         value,
@@ -344,7 +344,7 @@ def form_step(
             state.averaged, precision_rate * temperature, nonnegative=rule.curvature.nonnegative
         )
         if steps.scaling is not None:
-            rate = jnp.asarray(steps.mean_rate(count, state.horizon), float)
+            rate = steps.scaling.limited(rate) * steps.rate_left(count, state.horizon)
         rate, precision_rate = jnp.asarray(jnp.where(starting(state), 0.0, rate)), replaced / temperature
         retraction_weight = jnp.where(warming(state.averaged), 0.0, 1.0)
     if steps.scaling is not None:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from .acceleration import Anderson
 from .averages import AbstractAverage, Shaping, WeightDecay
-from .scaling import Scaling
+from .scaling import Scaling, cosine
 from .schedule import Number, Planned, Rates, Scheduled, at, equals, format_number, number
 from .sweep import Sweep
 from .window import Window
@@ -174,16 +174,15 @@ class Steps(eqx.Module):
         """Whether anything depends on how many steps are planned (`State.horizon`)."""
         return isinstance(self.temperature, Planned) or (self.scaling is not None and self.scaling.as_adam)
 
-    def mean_rate(self, count: Any, horizon: Any = None) -> Any:
-        """The mean's rate in the user's units, where the precision is measured.
+    def rate_left(self, count: Any, horizon: Any = None) -> Any:
+        """The part of a constant rate in Adam's units that is left after so many of the planned steps.
 
-        In Adam's units it is at most `LONGEST_RATE`, and a constant one falls to 0 along half a cosine, if it is known
-        over how many steps.
+        It falls to 0 along half a cosine. It is 1 where no number of steps is known, in other units and for schedules.
+        Called where the precision is measured.
         """
-        rate = at(self.rates.mean, count)
-        if self.scaling is None:
-            return rate
-        return self.scaling.limited(rate, count, None if isinstance(self.rates.mean, Scheduled) else horizon)
+        constant = not isinstance(self.rates.mean, Scheduled)
+        falls = constant and horizon is not None and self.scaling is not None and self.scaling.as_adam
+        return cosine(count, horizon) if falls else 1.0
 
     def rates_at(self, count: Any, size: Any, temperature: Any, share: Any = None) -> tuple[Any, Any]:
         """ρ₁ for the mean and ρ₂ for the precision, in the rule's own units, at this step count.
