@@ -6,16 +6,19 @@ The folder holds `uci_NAME/uci_NAME.npz` with X, y, test_idx (the usual 20 split
 numbers of each split. Inputs and target are standardised on the training part; the printed numbers are in units of y.
 All settings come from the training part alone.
 
-"vogn", "ivon" and the point estimates have one setting for all sets: 4000 steps on batches of 64, a cosine decay,
-ReLU, and log σ² of the noise as one more parameter of the network. VOGN and IVON have Adam's rate 1e-3 and a
-temperature that rises from 0.01 to 1 over the first half of the steps. The prior's precision of VOGN, IVON and Adam,
-and whether VOGN and IVON average over 32 draws or predict at the mean of q, are chosen by `blr.choose_prior` on held-
-out rows of the training part. The rate of AdamW (optax's) is 1e-3 or 1e-2 and that of SGD (momentum 0.9) 1e-3, 1e-2
-or 1e-1, by a fifth of the training part; with 1e-3 Adam moves log σ² by at most 2 in so few steps. Adam and dropout
-have AdamW's rate. The ensemble's five networks have a fifth of the steps each, and a rate of their own; dropout keeps
-0.95 of inputs and units and has no prior; last-layer Laplace takes AdamW's features, with δ = 1.
+"vogn", "ivon" and the point estimates have one setting for all sets: 2000 steps on batches of 64, a cosine decay,
+ReLU, and log σ² of the noise as one more parameter of the network. VOGN and IVON are `blr.vogn(1e-3)` and
+`blr.ivon(1e-3)` with all defaults (the decay and a temperature that rises to 1 over the first half of the steps are
+among them). What is left is chosen by the log-likelihood of a fifth of the training part that is held out, for each
+split by itself, and then all of the training part is fitted: the prior's precision of VOGN, IVON and Adam (0.1, 1 or
+10), whether VOGN and IVON average over 32 draws or predict at the mean of q, the rate of AdamW (optax's), Adam, dropout
+and the ensemble (1e-3 or 1e-2; with 1e-3 Adam moves log σ² by at most 2 in so few steps) and of SGD with momentum 0.9
+(1e-3, 1e-2 or 1e-1). The ensemble's five networks have a fifth of the steps each; dropout keeps 0.95 of inputs and
+units and has no prior; last-layer Laplace takes AdamW's features, with δ = 1. All 20 splits of a set are trained side
+by side by `vmap`.
 
-"full", a full Gaussian with generalised Gauss–Newton and the delta method, and "ogn" have a procedure of their own:
+"full", a full Gaussian with generalised Gauss–Newton and the delta method, and "ogn" have a procedure of their own,
+which takes hours and is run only if they are asked for:
 
 - The prior is N(0, 1/(δ·inputs)) for weights and N(0, 1/δ) for biases, and the noise variance is σ². Each method starts
   from the mean that the same run of Adam found at δ = 1 and σ² = 0.5 or 0.05 (one underfits, one overfits), and does up
@@ -33,6 +36,7 @@ import sys
 import time
 from functools import cache, cached_property, partial
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,17 +44,17 @@ import numpy as np
 import optax
 from threadpoolctl import threadpool_limits
 
-jax.config.update("jax_enable_x64", True)
-
-import bayesrule as blr  # noqa: E402  (JAX's precision must be set first.)
-from bayesrule.metrics import gaussian_log_likelihood, mixture_log_likelihood, rmse  # noqa: E402  (JAX's precision must be set first.)
-from bayesrule.models.networks import gaussian_nll, mlp, noisy_nll, with_noise  # noqa: E402  (JAX's precision must be set first.)
+import bayesrule as blr
+from bayesrule.metrics import gaussian_log_likelihood, mixture_log_likelihood, rmse
+from bayesrule.models.networks import gaussian_nll, mlp, noisy_nll, with_noise
 
 SETS = ("boston", "concrete", "energy", "power", "wine_red", "yacht")
 HIDDEN, ROUNDS, HELD_OUT, DRAWS, BATCH = 50, 60, 0.2, 100, 32
 WARM_STEPS, WARM_RATE, WARM_NOISES = 1500, 2e-2, (0.5, 0.05)
 
-STEPS, STEP_BATCH, RATE, FIRST_TEMPERATURE, MEMBERS, KEPT = 4000, 64, 1e-3, 0.01, 5, 0.95
+STEPS, STEP_BATCH, RATE, MEMBERS, KEPT = 2000, 64, 1e-3, 5, 0.95
+PRECISIONS = (0.1, 1.0, 10.0)
+INPUTS, TRAINING_ROWS, SCORED_ROWS = 13, 8700, (300, 1800)  # As many as the largest set has, or more.
 RATES = {"adamw": (1e-3, 1e-2), "sgd": (1e-3, 1e-2, 1e-1)}
 
 BY_ROUNDS = {
@@ -158,7 +162,6 @@ class Split:
         self.all, self.part, self.held, self.test = (
             (x[i], y[i]) for i in (train, shuffled[held:], shuffled[:held], test)
         )
-        self.rates = {}
         self.key, self.start_key = jax.random.split(jax.random.key(number))
 
     @cached_property
@@ -169,23 +172,7 @@ class Split:
             for noise in WARM_NOISES
         ]
 
-    def rate_of(self, name, steps):
-        """The rate of an optimizer of optax for so many steps, by the log-likelihood of the part that is held out."""
-        if (name, steps) not in self.rates:
-            held = {}
-            for rate in RATES[name]:
-                params = _optax_loop(optimizer_of(name, rate, steps), steps, *self.part, self.key)
-                likelihood = judge(params, self.held, method="mean")[0]
-                held[rate] = likelihood if np.isfinite(likelihood) else -np.inf
-            self.rates[name, steps] = max(held, key=lambda rate: held[rate])
-        return self.rates[name, steps]
-
-    def scores(self, method):
-        """Test log-likelihood and RMSE in the units of y."""
-        likelihood, error = self._by_rounds(method) if method in BY_ROUNDS else AT_ONE_SETTING[method](self)
-        return likelihood - np.log(self.unit), error * self.unit
-
-    def _by_rounds(self, method):
+    def by_rounds(self, method):
         """Test log-likelihood and RMSE of standardised targets by the procedure of rounds."""
         rule, steps = BY_ROUNDS[method]
         held_out = [train(rule, p, *self.part, self.held, ROUNDS, self.key, steps=steps)[2] for p, _ in self.starts]
@@ -197,125 +184,223 @@ class Split:
         return np.asarray(evaluate(q, apply, *self.test, noise, jax.random.clone(self.key)))[:, predictive]
 
 
-# At one setting: the network has log σ² as a parameter, and a method returns the log-likelihood and RMSE on test rows.
+# At one setting: the network has log σ² as a parameter. All splits of a set are trained side by side by `vmap`, and so
+# are all settings among which the held-out rows choose; a method returns the scores of every split on its test rows.
+
+
+class Rows(NamedTuple):
+    """Rows of a part of every split, filled up with zeros to the same shape for all sets; `count` of them are real."""
+
+    x: jax.Array
+    y: jax.Array
+    count: jax.Array
+
+
+class Splits:
+    """All splits of a set, stacked along a first axis.
+
+    Rows and inputs are filled up with zeros, so that one program per method serves all sets: compiling them for each
+    set would take longer than running them.
+    """
+
+    def __init__(self, splits):
+        self.inputs = splits[0].all[0].shape[1]
+        self.all, self.part = (self._stacked(splits, part, TRAINING_ROWS) for part in ("all", "part"))
+        held = len(splits[0].held[1])
+        rows = next(rows for rows in SCORED_ROWS if rows >= held)
+        self.held, self.test = (self._stacked(splits, part, rows) for part in ("held", "test"))
+        self.keys = jnp.stack([split.key for split in splits])
+
+    def _stacked(self, splits, part, rows):
+        pad = lambda array, shape: np.pad(array, [(0, n - m) for n, m in zip(shape, array.shape, strict=True)])
+        x, y = zip(*(getattr(split, part) for split in splits), strict=True)
+        filled = np.stack([pad(each, (rows, INPUTS)) for each in x]), np.stack([pad(each, (rows,)) for each in y])
+        return Rows(*(jnp.asarray(each, jnp.float32) for each in filled), jnp.array([len(each) for each in y]))
+
+    def chosen(self, learn, settings, points):
+        """Each split's q on its whole training part by its best setting, and the index of its best points.
+
+        Args:
+            learn: A compiled function of the rows, keys, the number of inputs and settings of all splits, which
+                returns every split's q, or parameters.
+            settings: Tuples of numbers.
+            points: Functions of q and a key that return θ along a first axis, to average predictions over.
+        """
+        lanes = lambda setting: jnp.asarray(np.broadcast_to(setting, (len(self.keys), len(settings[0]))), jnp.float32)
+        tried = [learn(self.part, self.keys, self.inputs, lanes(setting)) for setting in settings]
+        held = np.array([[scores_of(of, q, self.held, self.keys)[:, 0] for q in tried] for of in points])
+        held = np.where(np.isfinite(held), held, -np.inf)  # points × settings × splits
+        which, best = np.unravel_index(held.reshape(-1, held.shape[-1]).argmax(axis=0), held.shape[:2])
+        return learn(self.all, self.keys, self.inputs, lanes(np.array(settings)[best])), which
+
+    def scores(self, q, which, points):
+        """Log-likelihood and RMSE on the test rows of each split, with the points that it has chosen."""
+        return np.stack([scores_of(of, q, self.test, self.keys) for of in points])[which, np.arange(len(which))]
+
+
+NETWORK = with_noise(mlp((INPUTS, HIDDEN, 1)), 1)
+
+
+def first_params(key, inputs):
+    """The network's first weights, in the scale that a network with so many inputs has."""
+    params = NETWORK.init(key)
+    params["layer0"]["w"] = params["layer0"]["w"] * jnp.sqrt(INPUTS / inputs)
+    return params
+
+
+@partial(jax.jit, static_argnums=0)
+@partial(jax.vmap, in_axes=(None, 0, 0, 0))
+def scores_of(points, q, rows, key):
+    """Mean log-likelihood and RMSE of predictions averaged over the points, for every split."""
+    theta = points(q, jax.random.fold_in(key, 1))
+    outputs = jax.vmap(jax.vmap(NETWORK.apply, (None, 0)), (0, None))(theta, rows.x)
+    losses = jax.vmap(jax.vmap(noisy_nll), (0, None))(outputs, rows.y[:, None])
+    likelihoods = jax.nn.logsumexp(-losses, axis=0) - jnp.log(len(losses))
+    squares = (jnp.mean(outputs[..., 0], axis=0) - rows.y) ** 2
+    average = lambda values: jnp.sum(jnp.where(jnp.arange(len(values)) < rows.count, values, 0)) / rows.count
+    return jnp.stack([average(likelihoods), jnp.sqrt(average(squares))])
+
+
+def at_mean(q, key):
+    return jax.tree.map(lambda leaf: leaf[None], getattr(q, "mean", q))
+
+
+def at_draws(q, key):
+    return blr.MonteCarlo(32).at(q, key).theta
+
+
+def at_masks(q, key):
+    return blr.Masks(32).at(q, key).theta
+
+
+def fall(rate, steps):
+    """A rate that falls to 0 along half a cosine; the rate may be traced."""
+    return lambda count: rate * 0.5 * (1 + jnp.cos(jnp.pi * count / steps))
+
+
+def batch_rows(key, rows):
+    """A batch of different or equal rows, as inputs and targets."""
+    chosen = jax.random.randint(key, (STEP_BATCH,), 0, rows.count)
+    return rows.x[chosen], rows.y[chosen][:, None]
+
+
+def side_by_side(learn):
+    """A function of one split's rows, key, number of inputs and setting, for all splits and compiled."""
+    return jax.jit(jax.vmap(learn, (0, 0, None, 0)))
 
 
 @cache
-def noisy_network(inputs):
-    return with_noise(mlp((inputs, HIDDEN, 1)), 1)
+def learn_by_rule(name):
+    """A setting is the prior's precision and Adam's rate."""
+
+    def learn(rows, key, inputs, setting):
+        start, rest = jax.random.split(key)
+        precision, rate = setting
+        if name in ("vogn", "ivon"):
+            rule = {"vogn": blr.vogn, "ivon": blr.ivon}[name](RATE)
+        else:
+            rule = blr.adam(fall(rate, STEPS))
+        if name == "dropout":
+            rule = rule.replace(family=rule.family.dropped(KEPT), points=blr.Masks())
+        regularizer = 0.0 if name == "dropout" else precision
+        objective = blr.Objective(noisy_nll, output=NETWORK.apply, size=rows.count, regularizer=regularizer)
+        state = rule.init(first_params(start, inputs), objective, horizon=STEPS)
+
+        def step(state, key):
+            of_rows, of_step = jax.random.split(key)
+            return rule.step(objective, state, batch_rows(of_rows, rows), of_step)[0], None
+
+        return jax.lax.scan(step, state, jax.random.split(rest, STEPS))[0].q
+
+    return side_by_side(learn)
+
+
+def learn_by_optax(name, steps):
+    """A setting is the rate."""
+
+    def learn(rows, key, inputs, setting):
+        start, rest = jax.random.split(key)
+        rate = fall(setting[0], steps)
+        optimizer = optax.adamw(rate) if name == "adamw" else optax.sgd(rate, momentum=0.9)
+
+        def loss(params, batch):
+            out = jax.vmap(NETWORK.apply, (None, 0))(params, batch[0])
+            return jnp.mean(jax.vmap(noisy_nll)(out, batch[1]))
+
+        def step(carry, key):
+            params, state = carry
+            update, state = optimizer.update(jax.grad(loss)(params, batch_rows(key, rows)), state, params)
+            return (optax.apply_updates(params, update), state), None
+
+        params = first_params(start, inputs)
+        return jax.lax.scan(step, (params, optimizer.init(params)), jax.random.split(rest, steps))[0][0]
+
+    return learn
 
 
 @cache
-def decaying(rate, steps):
-    return optax.cosine_decay_schedule(rate, steps)
+def learn_point(name):
+    return side_by_side(learn_by_optax(name, STEPS))
 
 
 @cache
-def rule_of(name, rate=RATE):
-    schedule = decaying(rate, STEPS)
-    if name == "dropout":
-        rule = blr.adam(schedule)
-        return rule.replace(family=rule.family.dropped(KEPT), points=blr.Masks())
-    if name == "adam":
-        return blr.adam(schedule)
-    temperature = optax.linear_schedule(FIRST_TEMPERATURE, 1.0, STEPS // 2)
-    return {"vogn": blr.vogn, "ivon": blr.ivon}[name](schedule, temperature=temperature)
-
-
-@cache
-def likelihood_and_mean(inputs):
-    """A function of θ and an example: its likelihood, and the prediction."""
-    apply = noisy_network(inputs).apply
-
-    def both(theta, example):
-        x, y = example
-        output = apply(theta, x)
-        return jnp.stack([jnp.exp(-noisy_nll(output, y[None])), output[0]])
-
-    return both
-
-
-def judge(q, data, **options):
-    """Mean log-likelihood and RMSE of predictions averaged over q, by any method of `blr.predict`."""
-    likelihoods, means = np.asarray(blr.predict(q, likelihood_and_mean(data[0].shape[1]), data, **options)).T
-    return np.array([np.mean(np.log(np.maximum(likelihoods, 1e-300))), rmse(means, data[1])])
-
-
-def fit_options(split, key):
-    x, y = split.all
-    start, order = jax.random.split(key)
-    objective = blr.Objective(noisy_nll, output=noisy_network(x.shape[1]).apply, size=len(y), regularizer=0.0)
-    options = {"steps": STEPS, "batch_size": min(STEP_BATCH, len(y)), "key": order}
-    return objective, noisy_network(x.shape[1]).init(start), (x, y[:, None]), options
+def learn_members():
+    one = learn_by_optax("adamw", STEPS // MEMBERS)
+    each = jax.vmap(one, (None, 0, None, None))
+    return side_by_side(lambda rows, key, *rest: each(rows, jax.random.split(key, MEMBERS), *rest))
 
 
 def by_rule(name):
-    def scores(split):
-        objective, start, data, options = fit_options(split, split.key)
-        methods = ("mean",) if name == "adam" else ("samples", "mean")
-        rule = rule_of(name, split.rate_of("adamw", STEPS)) if name == "adam" else rule_of(name)
-        chosen = blr.choose_prior(rule, objective, start, data, methods=methods, **options)
-        return judge(chosen.q, split.test, method=chosen.method, key=jax.random.key(17), samples=32)
+    points = {"adam": (at_mean,), "dropout": (at_masks,)}.get(name, (at_draws, at_mean))
+    precisions = (0.0,) if name == "dropout" else PRECISIONS
+    rates = RATES["adamw"] if name in ("adam", "dropout") else (RATE,)
+    settings = [(precision, rate) for precision in precisions for rate in rates]
+
+    def scores(splits):
+        q, which = splits.chosen(learn_by_rule(name), settings, points)
+        return splits.scores(q, which, points)
 
     return scores
 
 
-def mc_dropout(split):
-    objective, start, data, options = fit_options(split, split.key)
-    q = blr.fit(rule_of("dropout", split.rate_of("adamw", STEPS)), objective, start, data, **options).q
-    return judge(q, split.test, points=blr.Masks(32), key=jax.random.key(17))
-
-
-@partial(jax.jit, static_argnums=(0, 1))
-def _optax_loop(optimizer, steps, x, y, key):
-    model, (start, rest) = noisy_network(x.shape[1]), jax.random.split(key)
-
-    def loss(params, rows):
-        out = jax.vmap(model.apply, (None, 0))(params, x[rows])
-        return jnp.mean(jax.vmap(noisy_nll)(out, y[rows][:, None]))
-
-    def step(carry, key):
-        params, state = carry
-        rows = jax.random.randint(key, (min(STEP_BATCH, len(y)),), 0, len(y))
-        update, state = optimizer.update(jax.grad(loss)(params, rows), state, params)
-        return (optax.apply_updates(params, update), state), None
-
-    params = model.init(start)
-    return jax.lax.scan(step, (params, optimizer.init(params)), jax.random.split(rest, steps))[0][0]
-
-
-@cache
-def optimizer_of(name, rate, steps):
-    schedule = decaying(rate, steps)
-    return optax.adamw(schedule) if name == "adamw" else optax.sgd(schedule, momentum=0.9)
-
-
-def train_optax(name, split, key, steps=STEPS):
-    return _optax_loop(optimizer_of(name, split.rate_of(name, steps), steps), steps, *split.all, key)
-
-
 def by_optax(name):
-    return lambda split: judge(train_optax(name, split, split.key), split.test, method="mean")
+    def scores(splits):
+        params, which = splits.chosen(learn_point(name), [(rate,) for rate in RATES[name]], (at_mean,))
+        splits.features = params if name == "adamw" else getattr(splits, "features", None)
+        return splits.scores(params, which, (at_mean,))
+
+    return scores
 
 
-def ensemble(split):
-    steps, both, (x, y) = STEPS // MEMBERS, likelihood_and_mean(split.test[0].shape[1]), split.test
-    keys = jax.random.split(split.key, MEMBERS)
-    members = [train_optax("adamw", split, key, steps) for key in keys]
-    likelihoods, means = np.mean([blr.predict(m, both, (x, y), method="mean") for m in members], axis=0).T
-    return np.array([np.mean(np.log(np.maximum(likelihoods, 1e-300))), rmse(means, y)])
+def all_members(params, key):
+    return params
 
 
-def last_layer_laplace(split):
-    params = train_optax("adamw", split, split.key)
+def ensemble(splits):
+    params, which = splits.chosen(learn_members(), [(rate,) for rate in RATES["adamw"]], (all_members,))
+    return splits.scores(params, which, (all_members,))
+
+
+@jax.jit
+@jax.vmap
+def laplace_scores(params, train, test):
     first, last = params["layer0"], params["layer1"]
-    features = lambda x: np.column_stack([jax.nn.relu(x @ first["w"] + first["b"]), np.ones(len(x))])
-    weights, noise = np.append(last["w"][:, 0], last["b"][0]), float(jnp.exp(params["log_noise"][0]))
-    inputs, (x, y) = features(split.all[0]), split.test
-    precision = inputs.T @ inputs / noise + np.eye(inputs.shape[1])
-    variance = np.sum(features(x) * np.linalg.solve(precision, features(x).T).T, axis=1)
-    mean = features(x) @ weights
-    return np.array([gaussian_log_likelihood(mean, variance, y, noise), rmse(mean, y)])
+    features = lambda x: jnp.column_stack([jax.nn.relu(x @ first["w"] + first["b"]), jnp.ones(len(x))])
+    weights, noise = jnp.append(last["w"][:, 0], last["b"][0]), jnp.exp(params["log_noise"][0])
+    real = lambda rows: (jnp.arange(len(rows.y)) < rows.count)[:, None]
+    inputs, new = features(train.x) * real(train), features(test.x)
+    precision = inputs.T @ inputs / noise + jnp.eye(inputs.shape[1])
+    variance = noise + jnp.sum(new * jnp.linalg.solve(precision, new.T).T, axis=1)
+    squares = (new @ weights - test.y) ** 2
+    likelihoods = -0.5 * (jnp.log(2 * jnp.pi * variance) + squares / variance)
+    average = lambda values: jnp.sum(jnp.where(real(test)[:, 0], values, 0)) / test.count
+    return jnp.stack([average(likelihoods), jnp.sqrt(average(squares))])
+
+
+def last_layer_laplace(splits):
+    if getattr(splits, "features", None) is None:
+        AT_ONE_SETTING["adamw"](splits)
+    return np.asarray(laplace_scores(splits.features, splits.all, splits.test))
 
 
 AT_ONE_SETTING = {
@@ -325,7 +410,7 @@ AT_ONE_SETTING = {
     "adamw": by_optax("adamw"),
     "sgd": by_optax("sgd"),
     "ensemble of 5": ensemble,
-    "dropout here": mc_dropout,
+    "dropout here": by_rule("dropout"),
     "last-layer Laplace": last_layer_laplace,
 }
 METHODS = (*AT_ONE_SETTING, *BY_ROUNDS)
@@ -362,12 +447,14 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with uci_NAME/uci_NAME.npz")
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(AT_ONE_SETTING))
     parser.add_argument("--splits", type=int, default=20, help="how many of the splits to run")
     parser.add_argument("--out", type=Path, help="also write the table to this file")
     arguments = parser.parse_args()
+    if any(method in BY_ROUNDS for method in arguments.methods):
+        jax.config.update("jax_enable_x64", True)  # The full Gaussian's matrices need it.
 
-    results, began = {}, time.perf_counter()
+    results, began, lines = {}, time.perf_counter(), []
     for name in arguments.sets:
         file = np.load(arguments.data / f"uci_{name}" / f"uci_{name}.npz")
         numbers = range(min(arguments.splits, len(file["test_idx"])))
@@ -375,24 +462,29 @@ def main():
         results[name] = {"MC dropout": published}
         with threadpool_limits(1, "blas"):  # The threads of XLA and LAPACK would wait for each other.
             splits = [Split(file, number) for number in numbers]
+            units, together = np.array([split.unit for split in splits]), Splits(splits)
             for method in arguments.methods:
                 start = time.perf_counter()
-                results[name][method] = np.array([split.scores(method) for split in splits])
+                if method in BY_ROUNDS:
+                    scores = np.array([split.by_rounds(method) for split in splits])
+                else:
+                    scores = np.asarray(AT_ONE_SETTING[method](together))
+                # In the units of y.
+                results[name][method] = np.column_stack([scores[:, 0] - np.log(units), scores[:, 1] * units])
                 likelihood, error = results[name][method].mean(0)
                 line = f"{name} {method}: {likelihood:.3f}, RMSE {error:.3f}, {time.perf_counter() - start:.0f} s"
                 print(line, file=sys.stderr, flush=True)
-
-    lines = [
-        *table("Test log-likelihood (in brackets: splits better than MC dropout)", results, 0, 1),
-        "",
-        *table("Test RMSE", results, 1, -1),
-        "",
-        count_better_sets(results, arguments.methods),
-        f"{time.perf_counter() - began:.0f} s.",
-    ]
+        lines = [
+            *table("Test log-likelihood (in brackets: splits better than MC dropout)", results, 0, 1),
+            "",
+            *table("Test RMSE", results, 1, -1),
+            "",
+            count_better_sets(results, arguments.methods),
+            f"{time.perf_counter() - began:.0f} s.",
+        ]
+        if arguments.out:  # After every set, so that a run that is cut short leaves what it has.
+            arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
-    if arguments.out:
-        arguments.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -23,10 +23,10 @@ PRINTED = [block for block in BLOCKS if re.search(r"^print\(", block, re.MULTILI
 
 def test_the_examples_with_output_are_found():
     assert BLOCKS[0] in PRINTED
-    assert len(PRINTED) == 2
+    assert len(PRINTED) == 3
 
 
-@pytest.mark.parametrize("block", PRINTED, ids=["first example", "difference"])
+@pytest.mark.parametrize("block", PRINTED, ids=["first example", "difference", "probabilistic program"])
 def test_examples_print_what_the_readme_says(block):
     expected = [line[2:] for line in block.splitlines() if line.startswith("# ")]
     settings = os.environ | {"JAX_ENABLE_X64": "0", "PYTHONIOENCODING": "utf-8"}
@@ -36,7 +36,14 @@ def test_examples_print_what_the_readme_says(block):
     assert rounded(ran.stdout) == rounded("\n".join(expected))
 
 
-PAGES = [("training", None), ("deep_learning", None), ("loops", None), ("modules", "flax"), ("pytorch", "torch")]
+PAGES = [
+    ("training", None),
+    ("deep_learning", None),
+    ("loops", None),
+    ("modules", "flax"),
+    ("probabilistic_programs", "numpyro"),
+    ("pytorch", "torch"),
+]
 
 
 @pytest.mark.parametrize(("name", "extra"), PAGES)

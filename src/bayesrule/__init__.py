@@ -30,6 +30,7 @@ _MODULES = {
     "steps.schedule": "Rates",
     "steps.averages": "GradientAverage Shaping Trace WeightDecay",
     "steps.scaling": "Scaling",
+    "steps.warm_up": "WarmUp",
     "steps.window": "Window",
     "steps.sweep": "Sweep",
     "steps.acceleration": "Anderson",

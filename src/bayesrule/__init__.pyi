@@ -61,6 +61,8 @@ from .fitting.result import save as save
 from .fitting.run import Fitted as Fitted
 from .fitting.run import run as run
 from .fitting.starts import Starts as Starts
+from .inference.infer import infer as infer
+from .inference.posterior import Posterior as Posterior
 from .numerics.frozen import freeze as freeze
 from .numerics.frozen import join as join
 from .objectives.batches import Microbatches as Microbatches
@@ -122,6 +124,7 @@ from .steps.scaling import Scaling as Scaling
 from .steps.schedule import Rates as Rates
 from .steps.steps import Steps as Steps
 from .steps.sweep import Sweep as Sweep
+from .steps.warm_up import WarmUp as WarmUp
 from .steps.window import Window as Window
 
 __version__: str

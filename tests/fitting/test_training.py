@@ -281,11 +281,14 @@ def test_a_resumed_run_is_the_uncut_one_bit_for_bit(name, tmp_path):
         rule = blr.sgd(0.05, momentum=0.9)
     arguments = {"batch_size": 20}  # ragged, and epochs of three steps
     uncut = blr.fit(rule, objective, PARAMS, DATA, steps=30, key=jax.random.key(4), **arguments)
-    run, traces = blr.fit(rule, objective, PARAMS, DATA, steps=10, key=jax.random.key(4), **arguments), []
+    # All steps that are left are planned each time, and ten of them taken.
+    arguments |= {"on_step": lambda result: True, "every": 10}
+    run, traces = blr.fit(rule, objective, PARAMS, DATA, steps=30, key=jax.random.key(4), **arguments), []
     for part in range(2):
         traces.append(run.trace["objective"])
         run.save(tmp_path / f"{part}.npz")
-        run = blr.fit(rule, objective, blr.load(tmp_path / f"{part}.npz"), DATA, steps=10, **arguments)
+        left = 20 - 10 * part
+        run = blr.fit(rule, objective, blr.load(tmp_path / f"{part}.npz"), DATA, steps=left, **arguments)
     for a, b in zip(jax.tree.leaves(run.state), jax.tree.leaves(uncut.state), strict=True):
         np.testing.assert_array_equal(a, b)
     np.testing.assert_array_equal(np.concatenate([*traces, run.trace["objective"]]), uncut.trace["objective"])

@@ -20,7 +20,7 @@ from .accelerate import accelerate_if_slow, accelerated, confirm, has_linearizat
 from .bound import Bound, judge_bound
 from .coarse_points import AtFinerPoints, explain_coarse_points, measure_at_finer_points
 from .convergence import Watch
-from .explain_stop import explain_slow, explain_stop
+from .explain_stop import explain_cold, explain_slow, explain_stop
 from .improper import explain_improper, may_be_improper
 from .loader import Loader
 from .loop import Carry, copy_for_donation, empty_trace, is_large, run_chunk
@@ -162,6 +162,7 @@ class Driver:
 
     def judge(self, result: Result) -> Result:
         """The result, which has the reason and the explanation that it deserves as soon as one of them is asked for."""
+        result.note = explain_cold(self.rule, result.state)
         if result.loop_reason is not Reason.STEPS or result.steps >= self.last:
             plain = Result(result.state, result.loop_reason, result.trace, result.key, result.normalized, None)
             result.judged_by(partial(self._verdict_on, plain))

@@ -14,6 +14,8 @@ import numpy as np
 
 from ..families.base import Family
 from ..rule.rule import Rule
+from ..rule.state import State
+from ..steps.warm_up import WarmUp
 from .progress import one_blas_thread
 from .reason import Reason
 
@@ -77,6 +79,26 @@ def explain_slow(rule: Rule, trace: dict[str, np.ndarray], tolerance: float, ful
     if not rule.guard.evaluates:
         advice += ", or give the rule guard=Backtracking(monotone=True), with which fit() accelerates plain steps"
     return f"The steps shrink by {1 - contraction:.1%} each, so that about {more:.0g} more are needed: {advice}."
+
+
+def explain_cold(rule: Rule, state: State) -> str | None:
+    """That a fit ended before its warm-up, so that q is narrower than a posterior; None if it did not.
+
+    Args:
+        rule: the rule.
+        state: the state that the fit returns.
+    """
+    temperature = rule.steps.temperature
+    if state.horizon is None or not isinstance(temperature, WarmUp) or int(state.count) == 0:
+        return None
+    reached = float(temperature.at(int(state.count) - 1, int(state.horizon)))
+    if reached >= 1:
+        return None
+    return (
+        f"After {int(state.count)} of {int(state.horizon)} planned steps the temperature has risen to {reached:.2g}, "
+        "so that q is narrower than the posterior, whose temperature is 1: take the other steps (fit from this result, "
+        "with as many as are left), plan fewer, or give the rule temperature=1.0."
+    )
 
 
 def _recent_contraction(trace: dict[str, np.ndarray]) -> float | None:

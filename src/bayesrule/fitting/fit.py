@@ -31,9 +31,11 @@ from ..objectives.batched import Batched
 from ..objectives.objective import Objective, as_objective
 from ..rule.rule import Rule
 from ..rule.state import State
+from ..rule.update import planned
 from .accelerate import PATIENCE
 from .convergence import first_watch
 from .driver import Driver
+from .explain_stop import explain_cold
 from .loader import Loader, batches_per_epoch
 from .loop import Carry, copy_for_donation, move_for_donation
 from .minima import minima
@@ -82,7 +84,9 @@ def fit(
             likelihood cannot be integrated over it, because it is too wide, `cvi` and `ncvmp` begin from a narrower q
             with its mean, if that has a higher bound than what was reached from the start.
         data: A pytree of arrays with one row per example (or `Weighted`).
-        steps: The number of steps to take, at most.
+        steps: The number of steps to take, at most. On mini-batches, without a tolerance, it is also what a `WarmUp`
+            rises over and a constant rate in Adam's units falls over; with those of an earlier result where that is the
+            start.
         batch_size: The number of rows in a mini-batch; without it every step sees all data. Rows are drawn without
             replacement and shuffled in each epoch, and the last, smaller batch of an epoch is scaled by its own N/M. A
             `from_batch` objective skips that last batch, because its examples may not be independent.
@@ -159,7 +163,14 @@ def fit(
     if starts > 1:
         follows = "validation=" if validation is not None else "on_step=" if on_step is not None else None
         _check_several_starts(rule, resumed, given_key, checkpoint, progress, follows)
-    state = rule.init(start, objective, key) if resumed is None else resumed.state
+    # A fit on all data, or until it converges, has no number of steps that a warm-up could be a part of.
+    horizon = steps if loader.batch_size is not None and tolerance is None else None
+    if resumed is None:
+        state = rule.init(start, objective, key, horizon=horizon)
+    else:
+        state = resumed.state
+        if horizon is not None and state.horizon is not None and int(state.count) + steps != int(state.horizon):
+            state = planned(rule, state, int(state.count) + steps)
     objective.check_data(state.q, loader.data)
     if loader.batch_size is not None and is_bare:
         _warn_of_unused(objective, start, loader.data)
@@ -255,7 +266,7 @@ def fit(
     if looks is not None:
         result.validation = looks.trace()
     if looks is not None and looks.best is not None:
-        result.state = state
+        result.state, result.note = state, explain_cold(rule, state)
     if record is not None:
         result.starts = record.with_verdict(result.reason)
     improper = driver.improper(result)
@@ -287,7 +298,7 @@ def _run_starts(driver: Driver, state: State, starts: int, bar: ProgressBar) -> 
     """
     keys = jax.random.split(jax.random.fold_in(driver.key, _STARTS), starts - 1)
     drawn = [dispersed(state.q, key, SCALES[i % len(SCALES)]) for i, key in enumerate(keys)]
-    states = [state, *(driver.rule.init(q, driver.objective, driver.key) for q in drawn)]
+    states = [state, *(driver.rule.init(q, driver.objective, driver.key, horizon=state.horizon) for q in drawn)]
     drivers = [driver.at(each) for each in states]
     carries = [driver.begin(copy_for_donation(each)) for each in states]
     if not fits_in_memory(state, driver.data, starts):

@@ -44,6 +44,7 @@ class Result:
         validation: with `validation=`, an array for each metric and the numbers of the steps ("step") after which they
             were evaluated; None without.
         frozen: the parameters that were not learned, with None in the places of the others; None if there are none.
+        note: what else is to be said of q, whatever ended the fit; a part of the explanation.
         best: in a checkpoint of a fit with `patience=`, the best state so far.
         starts: where the starts of `fit(starts=k)` ended, and how many agree, a `Starts`; None for a single start.
     """
@@ -70,6 +71,7 @@ class Result:
         self.state, self.trace, self.key, self.normalized = state, trace, key, normalized
         self.loop_reason = self._reason = Reason(reason)
         self._explanation: str | None = explanation
+        self.note: str | None = None
         self._verdict: Callable[[], tuple[Reason, str | None]] | None = None
         self.watch = None if watch is None else Watch(*watch)
         self.starts = starts if starts is None or isinstance(starts, Starts) else Starts(*starts)
@@ -110,7 +112,7 @@ class Result:
     def explanation(self) -> str | None:
         """What lies behind the reason and what to do about it, where that is known; None otherwise."""
         self._judge()
-        return self._explanation
+        return " ".join(filter(None, (self._explanation, self.note))) or None
 
     @explanation.setter
     def explanation(self, explanation: str | None) -> None:

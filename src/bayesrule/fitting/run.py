@@ -21,6 +21,7 @@ from ..numerics.random import Key
 from ..objectives.objective import as_objective
 from ..rule.rule import Rule
 from ..rule.state import State
+from ..rule.update import planned
 from .convergence import first_watch
 from .loader import Loader
 from .loop import Carry, copy_for_donation, empty_trace, take_steps
@@ -109,7 +110,13 @@ def run(
         if rule.points.random or loader.batch_size is not None or objective.random:
             raise ValueError("This run is random (sampled points or mini-batches): pass key=jax.random.key(…).")
         key = jax.random.key(0)
-    state = start if isinstance(start, State) else rule.init(start, objective, key)
+    horizon = steps if loader.batch_size is not None and tolerance is None else None
+    if not isinstance(start, State):
+        state = rule.init(start, objective, key, horizon=horizon)
+    elif horizon is None or start.horizon is None:
+        state = start
+    else:
+        state = planned(rule, start, start.count + horizon)
     diagnose = tolerance is not None or loader.batch_size is None
     carry = Carry(
         copy_for_donation(state),

@@ -36,7 +36,7 @@ from .modes import Mode
 _HALVINGS = 25
 _SLACK = 0.1  # The bound at fixed points may fall by so many nats where the decrement shrinks: see `_fit_at`.
 _MEAN_ERROR, _WIDTH_ERROR = 0.015, 0.015  # of means in standard deviations, of standard deviations as a fraction
-_MOST_POINTS = 2**12
+_MOST_POINTS, _MOST_COLUMNS = 2**12, 2**15  # points, and columns of their Hessians, that a step averages
 _VALUE_COST = 4  # What a value and a gradient cost, in products of a Hessian with a vector.
 
 
@@ -195,7 +195,8 @@ def fit_gaussian(
         # a Gaussian do not integrate, and another family is needed.
         hopeless = error > 0.8 * before and error > 4
         next_cost = 4 * samples * cost * max(3, evaluations // 4)
-        if stopped or error <= 1 or hopeless or 4 * samples > _MOST_POINTS or spent + next_cost > products:
+        too_many = 4 * samples > _MOST_POINTS or 4 * samples * density.size > _MOST_COLUMNS
+        if stopped or error <= 1 or hopeless or too_many or spent + next_cost > products:
             return GaussianFit(at.q, bound, samples, taken, converged, mean_error, width_error, spent)
         samples, before = 4 * samples, error
 

@@ -34,7 +34,7 @@ from .verdict import Judgement, comfortable, judge, sentence
 DRAWS = 4000
 """How many fresh draws judge an approximation."""
 
-PRODUCTS = 500_000
+PRODUCTS = 200_000
 """The budget: how many products of a Hessian with a vector a fit may compute, about."""
 
 MOST_NUMBERS = 2000
@@ -298,8 +298,8 @@ def _fit_gaussians(
     fits = _distinct(fits)
     if not fits:
         raise ValueError(
-            "No Gaussian has a finite bound: the density rises without end, so that the posterior is improper, or it is "
-            "zero or overflows close to each of its modes. Give every parameter a proper prior, and reparametrise the "
+            "No Gaussian has a finite bound: the density rises without end, so that the posterior is improper, or it "
+            "is zero or overflows close to each of its modes. Give every parameter a proper prior, and reparametrise the "
             "model so that its support is the whole space."
         )
     if watched.checkpoint is not None:

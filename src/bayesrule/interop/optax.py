@@ -35,7 +35,7 @@ from ..points.base import Points
 from ..rule.outside import points_of, theta_of
 from ..rule.rule import Rule
 from ..rule.state import State
-from ..steps.schedule import Scheduled
+from ..steps.schedule import Planned, Scheduled
 
 
 class RuleState(eqx.Module):
@@ -61,7 +61,7 @@ class _Drawing(eqx.Module):
 
     arrays: Points
     rest: Points = eqx.field(static=True)
-    schedule: Scheduled | None
+    schedule: Scheduled | Planned | None
 
     @staticmethod
     def of(rule: Rule) -> _Drawing:

@@ -30,8 +30,9 @@ from ..rule.rule import Rule
 from ..steps.averages import GradientAverage, Trace, WeightDecay
 from ..steps.guards import Boundary, Guard, Retraction
 from ..steps.scaling import Scaling
-from ..steps.schedule import Number, Rate, Rates, equals
+from ..steps.schedule import Number, Planned, Rate, Rates, equals
 from ..steps.steps import Steps
+from ..steps.warm_up import WarmUp
 from ..steps.window import Window
 
 # Point estimates, and what they say about a posterior.
@@ -225,7 +226,7 @@ def ogn(
     decay: Number | Window | None = None,
     curvature: Any = None,
     damping: Number = 0.0,
-    temperature: Number = 1.0,
+    temperature: Number | Planned | None = None,
     relative: bool | None = None,
 ) -> Rule:
     r"""Online Gauss–Newton, $θ ← θ − ρ\hat u/(v + δ/N)$ with $v ← βv + (1−β)\tfrac1M\sum_i\hat g_i^2$ (section 4.4).
@@ -234,11 +235,11 @@ def ogn(
     `eq:OGN_approx`). Of Adam's extras it keeps the debiased average of the gradient, with the regularizer outside; v is
     not rooted. The step is $−ρ\,c\,\hat u/(v + δ/N)$ with a number c that says what the rate is in units of.
 
-    By default the rate is in Adam's units: 1e-3 is a good one, best with a decay to 0 (`optax.cosine_decay_schedule`).
-    Then $c = 80\sqrt{M/N}$, and the noise of a batch of M examples moves a weight that the data determine by 80ρ of
-    its posterior standard deviations in a step: 0.08 at 1e-3, whatever N, M and the scale of the weights are. Steps are
-    never longer than at 2e-3: larger rates act as 2e-3. With a given h₀, $c = h_0 + δ/N$ as published, and training
-    begins as SGD does at that rate.
+    By default the rate is in Adam's units: 1e-3 is a good one. On mini-batches `fit` lets a constant rate fall to 0
+    along half a cosine over its steps; a schedule is taken as it is. In these units $c = 80\sqrt{M/N}$, and the noise
+    of a batch of M examples moves a weight that the data determine by 80ρ of its posterior standard deviations in a
+    step: 0.08 at 1e-3, whatever N, M and the scale of the weights are. Steps are never longer than at 2e-3: larger
+    rates act as 2e-3. With a given h₀, $c = h_0 + δ/N$ as published, and training begins as SGD does at that rate.
 
     v is the average of what the batches of the last epoch measured, and starts from the first of them: the first step
     measures, at the mean, and leaves θ. Published are `curvature=1.0` and `decay=0.999`, with which most of v is h₀
@@ -253,7 +254,9 @@ def ogn(
         curvature: h₀, the curvature that v starts from: a number, or with `relative=False` a pytree like the
             parameters. None to measure it.
         damping: A number that is added to the divisor.
-        temperature: τ of a cold (below 1) or warm posterior: a number or a schedule.
+        temperature: τ of a cold (below 1) or warm posterior: a number, a schedule, or a `WarmUp`. By default 1; in
+            Adam's units `WarmUp()`, with which `fit` on mini-batches lets τ rise from 0.01 to 1 over the first half of
+            its steps, and which is 1 where the number of steps is not known.
         relative: None for Adam's units where v is measured, and units of the first divisor where h₀ is given; True for
             units of the first divisor (its harmonic mean over the weights where v is measured), so that training begins
             as SGD does at that rate; False for c = 1, the rule's own ρ.
@@ -275,7 +278,7 @@ def oggn(
     decay: Number | Window | None = None,
     curvature: Any = None,
     damping: Number = 0.0,
-    temperature: Number = 1.0,
+    temperature: Number | Planned | None = None,
     relative: bool | None = None,
 ) -> Rule:
     r"""Online generalised Gauss–Newton: `ogn` with the curvature $J^⊤∇^2_fℓ\,J$ (section 4.4).
@@ -310,7 +313,7 @@ def vogn(
     decay: Number | Window | None = None,
     curvature: Any = None,
     damping: Number = 0.0,
-    temperature: Number = 1.0,
+    temperature: Number | Planned | None = None,
     relative: bool | None = None,
 ) -> Rule:
     r"""Variational online Gauss–Newton: `ogn` at samples of q instead of its mean (section 4.4, `eq:von_minibatch`).
@@ -348,7 +351,7 @@ def voggn(
     decay: Number | Window | None = None,
     curvature: Any = None,
     damping: Number = 0.0,
-    temperature: Number = 1.0,
+    temperature: Number | Planned | None = None,
     relative: bool | None = None,
 ) -> Rule:
     r"""Variational online generalised Gauss–Newton: `oggn` at samples of q, $J^⊤∇^2_fℓ\,J$ averaged (section 4.4).
@@ -384,7 +387,7 @@ def ivon(
     decay: Number | Window | None = None,
     curvature: Any = None,
     damping: Number = 0.0,
-    temperature: Number = 1.0,
+    temperature: Number | Planned | None = None,
     relative: bool | None = None,
 ) -> Rule:
     r"""IVON: `vogn` with Stein's identity for the Hessian, from gradients alone.
@@ -534,7 +537,7 @@ def _steps(
     decay: Number | Window,
     average: GradientAverage | None = None,
     scaling: Scaling | None = None,
-    temperature: Number = 1.0,
+    temperature: Number | Planned = 1.0,
     *,
     measured: bool = False,
     weight_decay: WeightDecay | None = None,
@@ -567,7 +570,7 @@ def _online_steps(
     decay: Number | Window | None,
     curvature: Any,
     damping: Number,
-    temperature: Number,
+    temperature: Number | Planned | None,
     window: Window,
     *,
     relative: bool | None,
@@ -582,6 +585,8 @@ def _online_steps(
     start = None if relative is False else curvature if not measured else "adam" if relative is None else "measured"
     scaling = None if unscaled else Scaling(damping, start=start)
     decay = window if decay is None else decay
+    if temperature is None:
+        temperature = WarmUp() if start == "adam" else 1.0
     return _steps(rate, decay, average, scaling, temperature, measured=measured)
 
 

@@ -15,7 +15,7 @@ import equinox as eqx
 
 from ..steps.guards import Retraction
 from ..steps.scaling import ADAM_LENGTH, LONGEST_RATE
-from ..steps.schedule import format_number
+from ..steps.schedule import Scheduled, format_number
 
 if TYPE_CHECKING:
     from .rule import Rule
@@ -128,7 +128,9 @@ def _scaled_formulas(rule: Rule) -> list[str]:
     label = "(eq:rmsprop_update)" if scaling.root else "(eq:don)"
     symbols = "ĝ, ĥ: gradient and curvature of the data's mean loss; R: the regularizer, δ = ∇²R"
     if scaling.as_adam:
-        symbols += f"; c = {ADAM_LENGTH:g}√(M/N) and ρ₁ ≤ {LONGEST_RATE:g} (Adam's units); the first step leaves m"
+        falls = "" if isinstance(steps.rates.mean, Scheduled) else ", falling to 0 in fit"
+        symbols += f"; c = {ADAM_LENGTH:g}√(M/N) and ρ₁ ≤ {LONGEST_RATE:g}{falls} (Adam's units)"
+        symbols += "; the first step leaves m"
     elif scaling.measured:
         symbols += "; c: the harmonic mean of the divisors of the first step, which measures v and leaves m"
     decay, precision = "", "s = (Nv + δ)/τ"

@@ -18,7 +18,7 @@ from ..numerics.random import Key
 from ..numerics.trees import wide
 from ..objectives.external import External
 from ..points.base import Points, PointSet
-from ..steps.schedule import Scheduled
+from ..steps.schedule import Planned, Scheduled
 from .half_precision import is_half, wide_member
 from .state import State
 from .update import at_temperature, drawn_around, guard_of
@@ -50,7 +50,9 @@ def check_outside(rule: Rule, objective: External, state: State) -> None:
         )
 
 
-def points_of(points: Points, schedule: Scheduled | None, state: State, key: Key | None) -> tuple[Any, PointSet]:
+def points_of(
+    points: Points, schedule: Scheduled | Planned | None, state: State, key: Key | None
+) -> tuple[Any, PointSet]:
     """The q that this step's points are drawn from, and the points: those of `rule.step` with the same key.
 
     Args:
@@ -60,7 +62,7 @@ def points_of(points: Points, schedule: Scheduled | None, state: State, key: Key
         key: The step's key.
     """
     own = wide_member(state.q) if is_half(state.q) else state.q
-    q = drawn_around(state, at_temperature(schedule, own, state.count))
+    q = drawn_around(state, at_temperature(schedule, own, state.count, state.horizon))
     if points.parts == 1:
         return q, points.at(q, key)
     if key is None:

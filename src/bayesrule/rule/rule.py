@@ -81,6 +81,7 @@ from .update import (
     initial_accumulators,
     initial_measurements,
     is_mixture,
+    planned,
     rejects_by_zero_rate,
     step_plain,
 )
@@ -177,6 +178,7 @@ class Rule(eqx.Module):
         regularizer: Any = None,
         prior: Any = None,
         batch_size: Any = None,
+        horizon: Any = None,
     ) -> State:
         """The state to start from.
 
@@ -190,6 +192,9 @@ class Rule(eqx.Module):
             prior: As for `update`.
             batch_size: As for `update`; None if it is not known, and then the precision starts from a number, as
                 published, and not from what the first batches measure.
+            horizon: How many steps are planned in all, for a temperature that is a `WarmUp` and for a constant rate in
+                Adam's units, which falls to 0 over them. None if it is not known: the temperature is then 1 throughout
+                and the rate constant.
 
         Returns:
             A `State` for `step`, or for `draw` and `update`.
@@ -230,9 +235,10 @@ class Rule(eqx.Module):
         history = None if self.steps.acceleration is None else self.steps.acceleration.first(q)
         shaped = None if self.steps.shaping is None else self.steps.shaping.first(q.params)
         averaged, unit = initial_measurements(self, q, objective, given)
-        return State(
-            q, count, previous, average, aux, scale, averaged=averaged, unit=unit, history=history, shaped=shaped
-        )
+        started = {"averaged": averaged, "unit": unit, "history": history, "shaped": shaped}
+        state = State(q, count, previous, average, aux, scale, **started)
+        is_planned = self.steps.planned and not (self.steps.measured and averaged is None)
+        return planned(self, state, horizon) if is_planned else state
 
     def step(self, objective: Any, state: State, batch: PyTree = None, key: Key | None = None) -> tuple[State, Info]:
         """One update: pure, so that it can be jitted, scanned, vmapped.

@@ -42,6 +42,8 @@ class State(eqx.Module, Generic[Q]):
 
     shaped: Any = None
     """The state of the optax transformation that shapes the gradient (`Shaping`)."""
+    horizon: Any = None
+    """How many steps are planned in all, where that is known and something depends on it (`WarmUp`, Adam's units)."""
 
     @property
     def found(self) -> Any:

@@ -31,7 +31,7 @@ from ..numerics.random import Key
 from ..numerics.trees import all_finite, coarsest_eps, zeros_like
 from ..objectives.base import AbstractObjective
 from ..steps.guards import Backtracking, Guard, GuardedStep
-from ..steps.schedule import Scheduled, at
+from ..steps.schedule import Planned, Scheduled, at
 from ..steps.step import Step
 from ..steps.window import Window, averaged_fraction, warming
 from .half_precision import is_half, rounded, widened
@@ -80,7 +80,7 @@ def step_plain(
     if is_half(state.q):
         after, info, measured = step_plain(rule, *widened(objective, state), batch, key, request)
         return rounded(after, state), info, measured
-    q = at_temperature(rule.steps.temperature_schedule, state.q, state.count)
+    q = at_temperature(rule.steps.temperature_schedule, state.q, state.count, state.horizon)
     state = dataclasses.replace(state, q=q)
     return update(rule, objective, state, batch, key, request)
 
@@ -195,13 +195,16 @@ def update(
         averaged=averaged,
         unit=unit,
         shaped=shaped,
+        horizon=state.horizon,
     )
     if not request.checked:
         return after, None, guarded.measured  # pyright: ignore[reportReturnType]  # The caller asked for no Info.
     after = _kept(rule, state, after, finite & (guarded.fraction > 0) if gate is None else gate > 0)
     # A proposal does not depend on the plain step's length.
     taken = guarded.fraction * (part if guarded.proposed is None else jnp.where(guarded.proposed, 1.0, part))
-    rate, starts = jnp.asarray(at(steps.rates.mean, state.count), float) * taken, starting(state)
+    starts = starting(state)
+    rate = at(steps.rates.mean, state.count) if starts is None else steps.mean_rate(state.count, state.horizon)
+    rate = jnp.asarray(rate, float) * taken
     rate = rate if starts is None else jnp.where(starts, 0.0, rate)
     loss = None if correction is None else _energy(rule, objective, q, measured, step, step.temperature)
     info = Info(
@@ -325,7 +328,7 @@ def form_step(
             measured = dataclasses.replace(measured, curvature=curvature)
     if steps.average is not None and steps.average.over == "data":
         average, gradient = steps.average.updated(average, gradient, count, gate)
-    temperature = jnp.asarray(at(steps.temperature, count), float) * (
+    temperature = jnp.asarray(at(steps.temperature, count, state.horizon), float) * (
         1.0 if temperature_scale is None else temperature_scale
     )
     gradient, curvature = add_terms(state.q, (gradient, curvature), added)
@@ -341,7 +344,7 @@ def form_step(
             state.averaged, precision_rate * temperature, nonnegative=rule.curvature.nonnegative
         )
         if steps.scaling is not None:
-            rate = steps.scaling.limited(rate)
+            rate = jnp.asarray(steps.mean_rate(count, state.horizon), float)
         rate, precision_rate = jnp.asarray(jnp.where(starting(state), 0.0, rate)), replaced / temperature
         retraction_weight = jnp.where(warming(state.averaged), 0.0, 1.0)
     if steps.scaling is not None:
@@ -490,11 +493,31 @@ def _updated_start(
     return averaged + taken, unit
 
 
-def at_temperature(temperature: Scheduled | None, q: Q, count: Array) -> Q:
+def at_temperature(temperature: Scheduled | Planned | None, q: Q, count: Array, horizon: Any = None) -> Q:
     """Under a temperature schedule, q with the precision S = (Nv + δ)/τ at the temperature of this step."""
-    if temperature is None:
+    if temperature is None or (isinstance(temperature, Planned) and horizon is None):
         return q
-    return q.with_scaled_precision(at(temperature, jnp.maximum(count - 1, 0)) / at(temperature, count))
+    before = at(temperature, jnp.maximum(count - 1, 0), horizon)
+    return q.with_scaled_precision(before / at(temperature, count, horizon))
+
+
+def planned(rule: Rule, state: State, horizon: Any) -> State:
+    """The state with so many planned steps, those that it has taken included: q is then at the temperature of the plan.
+
+    Args:
+        rule: The algorithm.
+        state: A first state, or one to go on from.
+        horizon: How many steps are planned in all; None leaves the state as it is.
+    """
+    if horizon is None:
+        return state
+    temperature, last = rule.steps.temperature_schedule, jnp.maximum(state.count - 1, 0)
+    q, horizon = state.q, jnp.asarray(horizon, int)
+    if isinstance(temperature, Planned):
+        before, after = at(temperature, last, state.horizon), at(temperature, last, horizon)
+        # With the same plan the factor is exactly 1: an interrupted fit goes on with the very same numbers.
+        q = q.with_scaled_precision(jnp.asarray(before / after))
+    return dataclasses.replace(state, q=q, horizon=horizon)
 
 
 # Keep.
@@ -504,10 +527,12 @@ def rejects_by_zero_rate(rule: Rule, q: Family) -> bool:
     """Whether a rejected step is taken as a step with rate 0, so that the old state need not be kept beside the new.
 
     That is not enough where a step has more to undo: a guard's halvings, the lazy sum, a precision at a new
-    temperature.
+    temperature of any schedule. (A `WarmUp` rises by little in a step, and q is at its temperature after a rejected
+    step too: to keep another copy of a large network's precision for that would not be worth the memory.)
     """
     steps = rule.steps
-    simple = not (steps.lazy or steps.temperature_schedule is not None or isinstance(rule.guard, Backtracking))
+    scheduled = isinstance(steps.temperature_schedule, Scheduled)
+    simple = not (steps.lazy or scheduled or isinstance(rule.guard, Backtracking))
     return simple and q.elementwise
 
 

@@ -32,6 +32,12 @@ def adam_unit(share: Any) -> Any:
     return ADAM_LENGTH * jnp.sqrt(1.0 if share is None else share)
 
 
+def cosine(count: Any, horizon: Any) -> Any:
+    """Half a cosine, from 1 at the first of `horizon` steps to almost 0 at the last; constant after it."""
+    taken = jnp.minimum(jnp.asarray(count, float), horizon - 1.0) / horizon
+    return 0.5 * (1 + jnp.cos(jnp.pi * taken))
+
+
 class Scaling(eqx.Module):
     r"""What divides the gradient of the mean loss in the mean's step, where that is not q's precision.
 
@@ -95,9 +101,18 @@ class Scaling(eqx.Module):
         mixed = lambda v, h: v + jnp.asarray(fraction, v.dtype) * (h / jnp.asarray(size, v.dtype) - v)
         return jax.tree.map(mixed, v, curvature)
 
-    def limited(self, rate: Any) -> Any:
-        """The mean's rate, in Adam's units at most `LONGEST_RATE`. Called where the divisor is measured."""
-        return jnp.minimum(rate, LONGEST_RATE) if self.as_adam else rate
+    def limited(self, rate: Any, count: Any, horizon: Any = None) -> Any:
+        """The mean's rate, in Adam's units at most `LONGEST_RATE`. Called where the divisor is measured.
+
+        Args:
+            rate: The rate that the user gave.
+            count: How many steps were taken before.
+            horizon: Over how many steps in all it falls to 0, or None.
+        """
+        if not self.as_adam:
+            return rate
+        rate = jnp.minimum(rate, LONGEST_RATE)
+        return rate if horizon is None else rate * cosine(count, horizon)
 
     def unit(self, divisor: Divisor, precision: PyTree, share: Any) -> Array:
         """What the rate is multiplied by, from the first divisor that was measured. Called once, after that step.

@@ -6,6 +6,7 @@ function.
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,7 +36,15 @@ class Scheduled(eqx.Module):
         return f"schedule {getattr(self.schedule, '__qualname__', str(self.schedule)).split('.')[0]}"
 
 
-def number(value: Number, name: str, *, low: float = 0.0, high: float = float("inf")) -> Any:
+class Planned(eqx.Module):
+    """A number that changes with the part of the planned steps that is taken: `WarmUp`."""
+
+    @abc.abstractmethod
+    def at(self, count: Any, horizon: Any) -> Any:
+        """The number after `count` steps, of `horizon` that are planned; None where nobody knows how many will be."""
+
+
+def number(value: Number | Planned, name: str, *, low: float = 0.0, high: float = float("inf")) -> Any:
     """`value` as a field of a piece: a constant as it is, checked against its range; a callable as a `Scheduled`.
 
     Args:
@@ -44,7 +53,7 @@ def number(value: Number, name: str, *, low: float = 0.0, high: float = float("i
         low: The smallest constant allowed.
         high: The largest constant allowed.
     """
-    if isinstance(value, Scheduled):
+    if isinstance(value, Scheduled | Planned):
         return value
     if callable(value):
         return Scheduled(value)
@@ -56,8 +65,16 @@ def number(value: Number, name: str, *, low: float = 0.0, high: float = float("i
     return value
 
 
-def at(value: Any, count: Any) -> Any:
-    """The number at this step count: a schedule is evaluated, at an int32 as optax does; a constant is returned."""
+def at(value: Any, count: Any, horizon: Any = None) -> Any:
+    """The number at this step count: a schedule is evaluated, at an int32 as optax does; a constant is returned.
+
+    Args:
+        value: What `number` returned.
+        count: How many steps were taken before.
+        horizon: How many steps are planned in all (`State.horizon`), where that is known.
+    """
+    if isinstance(value, Planned):
+        return value.at(count, horizon)
     return value.schedule(jnp.asarray(count, jnp.int32)) if isinstance(value, Scheduled) else value
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from .acceleration import Anderson
 from .averages import AbstractAverage, Shaping, WeightDecay
 from .scaling import Scaling
-from .schedule import Number, Rates, Scheduled, at, equals, format_number, number
+from .schedule import Number, Planned, Rates, Scheduled, at, equals, format_number, number
 from .sweep import Sweep
 from .window import Window
 
@@ -28,7 +28,7 @@ class Steps(eqx.Module):
 
     Args:
         rate: ρ: one number or schedule, a dict of them for parts of the parameters, or `Rates(mean, precision)`.
-        temperature: τ, the weight of the entropy: 1 in the paper, 0 for no decay.
+        temperature: τ, the weight of the entropy: 1 in the paper, 0 for no decay. A number, a schedule, or a `WarmUp`.
         momentum: The natural momentum γ of `eq:bayes_learn_rule_momentum`.
         average: Replaces the gradient by its exponential average (`GradientAverage`, `eq:adam_momentum`) or by a
             decaying sum of the gradients (`Trace`).
@@ -68,7 +68,7 @@ class Steps(eqx.Module):
         self,
         rate: Number | Mapping[str, Number] | Rates = 1.0,
         *,
-        temperature: Number = 1.0,
+        temperature: Number | Planned = 1.0,
         momentum: Number | None = None,
         average: AbstractAverage | None = None,
         shaping: Any = None,
@@ -164,9 +164,26 @@ class Steps(eqx.Module):
         return Steps(pieces.pop("rates"), **pieces)
 
     @property
-    def temperature_schedule(self) -> Scheduled | None:
+    def temperature_schedule(self) -> Scheduled | Planned | None:
         """The schedule of τ that q's precision S = (Nv + δ)/τ follows from step to step; None where it follows none."""
-        return self.temperature if self.units == "fraction" and isinstance(self.temperature, Scheduled) else None
+        changes = isinstance(self.temperature, Scheduled | Planned)
+        return self.temperature if self.units == "fraction" and changes else None
+
+    @property
+    def planned(self) -> bool:
+        """Whether anything depends on how many steps are planned (`State.horizon`)."""
+        return isinstance(self.temperature, Planned) or (self.scaling is not None and self.scaling.as_adam)
+
+    def mean_rate(self, count: Any, horizon: Any = None) -> Any:
+        """The mean's rate in the user's units, where the precision is measured.
+
+        In Adam's units it is at most `LONGEST_RATE`, and a constant one falls to 0 along half a cosine, if it is known
+        over how many steps.
+        """
+        rate = at(self.rates.mean, count)
+        if self.scaling is None:
+            return rate
+        return self.scaling.limited(rate, count, None if isinstance(self.rates.mean, Scheduled) else horizon)
 
     def rates_at(self, count: Any, size: Any, temperature: Any, share: Any = None) -> tuple[Any, Any]:
         """ρ₁ for the mean and ρ₂ for the precision, in the rule's own units, at this step count.
