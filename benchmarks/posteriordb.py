@@ -20,6 +20,7 @@ import os
 import sys
 import time
 import traceback
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,6 +99,11 @@ def forget_programs() -> None:
     jax.clear_caches()
 
 
+def key_of(case: Case, key: jax.Array) -> jax.Array:
+    """A case's own key, whatever other cases run."""
+    return jax.random.fold_in(key, zlib.crc32(case.name.encode()))
+
+
 def draws_for(case: Case) -> int:
     """Enough that chance moves a mean by less than 0.01 sd, within 200 MB."""
     return int(min(100_000, 20_000_000 // max(case.dimension, 1)))
@@ -167,15 +173,15 @@ def describe(errors: Errors) -> str:
 # ── Speed ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 RATES = (0.003, 0.01, 0.05)
-CHUNK, MOST_STEPS, BOUND_DRAWS = 250, 20_000, 2000
+CHUNK, MOST_STEPS, BOUND_DRAWS = 500, 50_000, 2000
 BOUND_SLACK = 0.05
 
 
-def adam_to_bound(case: Case, key: jax.Array, rate: float, target: float) -> tuple[bool, float, float, int]:
+def adam_to_bound(case: Case, key: jax.Array, rate: float, target: float) -> tuple[float, float, float, int]:
     """AutoMultivariateNormal by Adam until its bound, from many draws, is at least `target`.
 
     Returns:
-        Whether it got there, the seconds of its steps alone, those with compiling, and the number of steps.
+        The largest bound that it got to, the seconds of its steps alone, those with compiling, and the number of steps.
     """
     import numpyro
     from numpyro.infer import SVI, Trace_ELBO
@@ -198,13 +204,12 @@ def adam_to_bound(case: Case, key: jax.Array, rate: float, target: float) -> tup
 
     state, start = timed(lambda: svi.init(key_start, *args, **kwargs))
     program, compiling = timed(lambda: run.lower(state, args).compile())
-    seconds, steps = 0.0, 0
-    while steps < MOST_STEPS:
+    best, seconds, steps = -np.inf, 0.0, 0
+    while steps < MOST_STEPS and best < target:
         state, taken = timed(lambda state=state: program(state, args))
         seconds, steps = seconds + taken, steps + CHUNK
-        if float(bound(state, args)) >= target:
-            return True, seconds, seconds + start + compiling, steps
-    return False, seconds, seconds + start + compiling, steps
+        best = max(best, float(bound(state, args)))
+    return best, seconds, seconds + start + compiling, steps
 
 
 def laplace(case: Case, key: jax.Array) -> tuple[Errors, float, float]:
@@ -216,15 +221,19 @@ def laplace(case: Case, key: jax.Array) -> tuple[Errors, float, float]:
     model, args, kwargs = case.as_numpyro()
     key_run, key_draws = jax.random.split(key)
 
-    def run() -> Any:
-        guide = AutoLaplaceApproximation(model)
-        svi = SVI(model, guide, numpyro.optim.Minimize(), Trace_ELBO())
-        result = svi.run(key_run, 1, *args, progress_bar=False, **kwargs)
-        return guide.sample_posterior(key_draws, result.params, sample_shape=(10_000,))
+    guide = AutoLaplaceApproximation(model)
+    svi = SVI(model, guide, numpyro.optim.Minimize(), Trace_ELBO())
+    state, start = timed(lambda: svi.init(key_run, *args, **kwargs))
 
+    @jax.jit
+    def program(state: Any, data: Any) -> Any:
+        state, _ = svi.update(state, *data, **kwargs)
+        return guide.sample_posterior(key_draws, svi.get_params(state), sample_shape=(10_000,))
+
+    run = lambda: program(state, args)
     _, first = timed(run)
     draws, again = timed(run)
-    return judge(case, draws, "unconstrained"), again, first
+    return judge(case, draws, "unconstrained"), again, start + first
 
 
 def pathfinder(case: Case, key: jax.Array) -> tuple[Errors, float, float]:
@@ -256,10 +265,12 @@ def race(case: Case, row: Row, key: jax.Array, options: Mapping[str, Any]) -> di
     found: dict[str, tuple[float, float]] = {}
     ours = [row.again]
     forget_programs()
-    reached = []
+    target = row.gaussian_bound - BOUND_SLACK
+    reached, best = [], -np.inf
     for rate, part in zip(RATES, keys[:3], strict=True):
-        good, bare, total, steps = adam_to_bound(case, part, rate, row.gaussian_bound - BOUND_SLACK)
-        if good:
+        bound, bare, total, steps = adam_to_bound(case, part, rate, target)
+        best = max(best, bound)
+        if bound >= target:
             reached.append((bare, total, rate, steps))
         ours.append(timed(lambda: fit(case, keys[3], options))[1])
     if reached:
@@ -268,7 +279,7 @@ def race(case: Case, row: Row, key: jax.Array, options: Mapping[str, Any]) -> di
         note = f"rate {rate:g}, {steps} steps"
     else:
         found["AutoMultivariateNormal"] = (np.inf, np.inf)
-        note = f"not within {MOST_STEPS} steps"
+        note = f"still {target + BOUND_SLACK - best:.2f} below after {MOST_STEPS} steps"
     # The first of these compiled after programs had been dropped.
     ours_again = min(ours[0], *ours[2:])
     notes = [f"AutoMultivariateNormal {note}"]
@@ -296,10 +307,10 @@ def speed(cases: list[Case], rows: dict[str, Row], key: jax.Array, options: Mapp
     titles = "".join(f"{name[:16]:>18}" for name in METHODS)
     print(f"\nseconds without compiling, and with\n{'':<28}{titles}")
     races = {}
-    for case, part in zip(cases, jax.random.split(key, len(cases)), strict=True):
+    for case in cases:
         if case.name in rows:
             try:
-                races[case.name] = race(case, rows[case.name], part, options)
+                races[case.name] = race(case, rows[case.name], key_of(case, key), options)
             except Exception:
                 print(f"{case.name:<28}failed\n{traceback.format_exc()}", flush=True)
     for peer in METHODS[1:]:
@@ -339,9 +350,9 @@ def main() -> None:
     key_fits, key_races = jax.random.split(jax.random.key(arguments.seed))
     print(f"{len(cases)} cases, {'float32' if arguments.float32 else 'float64'}\n{HEADER}")
     rows, failed = [], []
-    for case, key in zip(cases, jax.random.split(key_fits, len(cases)), strict=True):
+    for case in cases:
         try:
-            rows.append(measure(case, key, options))
+            rows.append(measure(case, key_of(case, key_fits), options))
             print(rows[-1], flush=True)
         except Exception as error:
             failed.append(case.name)
