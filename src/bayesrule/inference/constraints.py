@@ -47,12 +47,8 @@ class Constrained:
     constraints: tuple[tuple[str, Hashed], ...] = ()
 
     def __call__(self, theta: PyTree, *arguments: PyTree) -> Any:
-        values, jacobian = self._transformed(theta)
+        values, jacobian = self.transformed(theta)
         return self.function(values, *arguments) + jacobian
-
-    def constrain(self, theta: PyTree, *arguments: PyTree) -> PyTree:
-        """The values that users know."""
-        return self._transformed(theta)[0]
 
     def unconstrain(self, values: PyTree) -> PyTree:
         """The θ of these values."""
@@ -72,7 +68,8 @@ class Constrained:
 
         return {path: biject_to(hashed.constraint) for path, hashed in self.constraints}
 
-    def _transformed(self, theta: PyTree) -> tuple[PyTree, Any]:
+    def transformed(self, theta: PyTree) -> tuple[PyTree, Any]:
+        """The values that users know, and the logarithm of the Jacobian's determinant."""
         bijections, jacobians = self.bijections(), [jnp.zeros(())]
 
         def leaf(path: Any, x: Any) -> Any:
@@ -85,6 +82,16 @@ class Constrained:
 
         values = jax.tree_util.tree_map_with_path(leaf, theta)
         return values, sum(jacobians)
+
+
+@dataclasses.dataclass(frozen=True)
+class Values:
+    """The values that users know, of an unconstrained θ: equal where the density is."""
+
+    density: Constrained
+
+    def __call__(self, theta: PyTree, *arguments: PyTree) -> PyTree:
+        return self.density.transformed(theta)[0]
 
 
 def resolve(constraints: Mapping[str, Any] | None, start: PyTree) -> tuple[tuple[str, Hashed], ...]:

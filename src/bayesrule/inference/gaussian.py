@@ -209,6 +209,11 @@ def _fresh_noise(samples: int, size: int, rng: np.random.Generator) -> np.ndarra
     return np.concatenate([half, -half])
 
 
+def _energy(density: Density, at: Placed, noise: np.ndarray) -> float:
+    """E_q ℓ̄ − H(q) at the points, which is minus the bound."""
+    return -float(np.mean(log_densities(density, at.points(noise)))) - at.entropy
+
+
 def _fit_at(
     density: Density, at: Placed, noise: np.ndarray, tolerance: float, steps: int, watch: Callable[..., bool | None]
 ) -> tuple[Placed, float, int, int, bool, bool]:
@@ -241,7 +246,8 @@ def _fit_at(
         if decrement < max(tolerance, rounding):
             return at, -loss, count, evaluations, True, False
         for _ in range(_HALVINGS):
-            if good:
+            # Values are cheap beside Hessians: these are computed where the step may be taken.
+            if good and _energy(density, new, noise) - loss <= rounding + _SLACK:
                 there, evaluations = average(density, new.points(noise)), evaluations + 1
                 risen = there.value - new.entropy - loss
                 if np.isfinite(there.value) and risen <= rounding + _SLACK:

@@ -106,6 +106,8 @@ def fit_pareto(excess: Float[np.ndarray, " L"]) -> tuple[float, float]:
     kept = weights >= 10 * np.finfo(float).eps
     weights = weights[kept] / np.sum(weights[kept])
     theta = float(np.sum(grid[kept] * weights))
+    if theta == 0 or not np.isfinite(theta):  # All excesses are equal, up to rounding: there is no tail.
+        return -math.inf, 0.0
     shape = float(np.mean(np.log1p(-theta * excess)))
     sigma = -shape / theta
     return (count * shape + 10 * 0.5) / (count + 10), sigma
@@ -127,21 +129,31 @@ class Shift(NamedTuple):
     width_error: Float[np.ndarray, " D"]
 
 
-def shift_of(numbers: Float[np.ndarray, "M D"], log_weights: Float[np.ndarray, " M"]) -> Shift:
-    """The shift of every column, from draws under q and their weights.
+def shift_of(
+    numbers: Float[np.ndarray, "M D"],
+    log_weights: Float[np.ndarray, " M"],
+    own_log_weights: Float[np.ndarray, " M"] | None = None,
+) -> Shift:
+    """The shift of every column, from draws and their weights.
 
-    Both moments are those of the same draws, weighted and not, so that most of their noise cancels.
+    Both moments are those of the same draws, under two kinds of weights, so that most of their noise cancels.
+
+    Args:
+        numbers: the draws.
+        log_weights: their logarithmic weights for p, which add up to 1.
+        own_log_weights: those for q, where the draws are not q's own.
     """
     count = len(numbers)
     weights = np.exp(log_weights)
-    center = np.mean(numbers, axis=0)
+    own = np.full(count, 1 / count) if own_log_weights is None else np.exp(own_log_weights)
+    center = own @ numbers
     deviations = numbers - center
-    q_variance = np.mean(deviations**2, axis=0)
+    q_variance = own @ deviations**2
     shift = weights @ deviations
     p_variance = weights @ (deviations - shift) ** 2
     tiny = np.finfo(float).tiny
     p_std = np.sqrt(np.maximum(p_variance, tiny))
-    difference = weights - 1 / count
+    difference = weights - own
     mean_error = np.sqrt(np.sum((difference[:, None] * (deviations - shift)) ** 2, axis=0)) / p_std
     squares = (deviations - shift) ** 2 / np.maximum(p_variance, tiny) - 1
     width_error = 0.5 * np.sqrt(np.sum((difference[:, None] * squares) ** 2, axis=0))

@@ -18,18 +18,19 @@ import numpy as np
 from jaxtyping import PyTree
 
 from ..families.gaussian.full import Gaussian
+from ..families.latent.mixture import Mixture
 from ..fitting.checkpoint import write
 from ..fitting.progress import Interrupt, one_blas_thread
 from ..numerics.checks import positive_int
 from ..numerics.random import Key
-from .constraints import Constrained, path_of, resolve, start_values
+from .constraints import Constrained, Values, path_of, resolve, start_values
 from .density import Density, constrained, generator_of, log_densities
 from .gaussian import GaussianFit, fit_gaussian, place, start_of, variational_rule
 from .importance import Importance, Shift, importance, shift_of
-from .mixture import Components, components_of, fit_mixture, match_moments
+from .mixture import Components, components_of, fit_mixture, match_moments, widened
 from .modes import Mode, climb, draw_starts, flat_direction, tell_apart
 from .posterior import Posterior, Record, columns_of, theta_names
-from .verdict import Judgement, comfortable, judge, sentence
+from .verdict import KHAT_LIMIT, LEAST_EFFECTIVE, Judgement, comfortable, judge, sentence, weakest
 
 DRAWS = 4000
 """How many fresh draws judge an approximation."""
@@ -72,7 +73,7 @@ def infer(
         log_density: log p(parameters, *args) up to a constant: a JAX function of a pytree. With constraints it is the
             density of the constrained parameters; the Jacobian is added here.
         start: The parameters to start from, or their shapes (`jax.ShapeDtypeStruct`, or tuples); a `Gaussian` over the
-            unconstrained parameters is taken as found, without a search for modes.
+            unconstrained parameters, such as `posterior.q`, is taken as found, without a search for modes.
         key: A JAX key, for the starts and the fresh draws.
         constraints: NumPyro's constraints, or their names, by the parameter's path: `{"scale": "positive"}`.
         args: Data, given to `log_density` after the parameters. A second call with other data of the same shapes
@@ -96,8 +97,8 @@ def infer(
     >>> posterior.trust, round(float(posterior.q.mean["mean"]), 4)
     ('trust', 1.0167)
     """
-    q = start if isinstance(start, Gaussian) else None
-    values, has_values = start_values(start.mean if q is not None else start)
+    q = gaussian_of(start)
+    values, has_values = start_values(start if q is None else q.mean)
     resolved = resolve(constraints, values)
     wrapped = Constrained(log_density, resolved)
     if q is not None:
@@ -109,7 +110,7 @@ def infer(
         theta = _unconstrained_zeros(wrapped, values)
         given = None
     like = jax.tree.map(jnp.zeros_like, theta)
-    density = Density(wrapped, tuple(args), like, wrapped.constrain)
+    density = Density(wrapped, tuple(args), like, Values(wrapped))
     return infer_density(
         density,
         key,
@@ -121,6 +122,13 @@ def infer(
         progress=progress,
         checkpoint=checkpoint,
     )
+
+
+def gaussian_of(start: Any) -> Gaussian | None:
+    """The Gaussian that a fit may go on from: a Gaussian itself, or the heaviest component of a mixture; else None."""
+    if isinstance(start, Mixture):
+        start = start.component(jnp.argmax(start.weights))
+    return start if isinstance(start, Gaussian) else None
 
 
 def ravelled_or_raise(theta: PyTree, values: PyTree) -> np.ndarray:
@@ -346,15 +354,34 @@ class _Answer(NamedTuple):
 
 
 def _judged(density: Density, components: Components, rng: np.random.Generator, names: list[str]) -> _Answer:
-    """An approximation, judged by fresh draws."""
+    """An approximation, judged by fresh draws of it, and by draws that are partly wider."""
     points = components.draw(rng, DRAWS)
     weighted = importance(log_densities(density, points) - components.log_prob(points))
-    return _Answer(
-        components,
-        points,
-        weighted,
-        judge(weighted, _shift(density, points, weighted), names, mixture=len(components.weights) > 1),
-    )
+    judgement = judge(weighted, _shift(density, points, weighted), names, mixture=len(components.weights) > 1)
+    if judgement.trust != "do not trust" and not judgement.refined:
+        judgement = weakest(judgement, _probe(density, components, weighted.khat, rng, names))
+    return _Answer(components, points, weighted, judgement)
+
+
+def _probe(
+    density: Density, components: Components, khat: float, rng: np.random.Generator, names: list[str]
+) -> Judgement | None:
+    """What draws say of q that also see what lies beside it; None where these are too few to say anything.
+
+    q's own draws do not see what is far from all of them, such as the ends of a curved ridge. Wider ones do, and their
+    weights have a lighter tail; where it is heavier, there is more to be seen still farther out.
+    """
+    wide = widened(components)
+    points = wide.draw(rng, DRAWS)
+    log_r = wide.log_prob(points)
+    weighted = importance(log_densities(density, points) - log_r)
+    if weighted.effective < LEAST_EFFECTIVE:
+        return None
+    own = importance(components.log_prob(points) - log_r)
+    judgement = judge(weighted, _shift(density, points, weighted, own.log_weights), names, mixture=False)
+    if weighted.khat > max(KHAT_LIMIT, khat + 0.2):
+        return judgement._replace(trust="means only")
+    return judgement if weighted.khat < KHAT_LIMIT else None
 
 
 def _with_matched_moments(density: Density, answer: _Answer, rng: np.random.Generator, names: list[str]) -> _Answer:
@@ -409,11 +436,11 @@ def _names(density: Density) -> list[str]:
     return theta_names(density) + columns_of(values)[1]
 
 
-def _shift(density: Density, points: np.ndarray, weighted: Importance) -> Shift:
+def _shift(density: Density, points: np.ndarray, weighted: Importance, own: np.ndarray | None = None) -> Shift:
     """The shifts of all numbers, unconstrained and constrained."""
     values = columns_of(constrained(density, points))[0]
     numbers = np.concatenate([points, np.where(np.isfinite(values), values, 0.0)], axis=1)
-    return shift_of(numbers, weighted.log_weights)
+    return shift_of(numbers, weighted.log_weights, own)
 
 
 class _Speaker:

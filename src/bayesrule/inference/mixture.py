@@ -180,6 +180,15 @@ def _tempered(log_weights: np.ndarray, size: int) -> np.ndarray:
     return scaled
 
 
+def widened(q: Components) -> Components:
+    """Half of q, and half of a copy of it that is twice as wide: draws that also see what lies beside q."""
+    return Components(
+        np.concatenate([q.weights, q.weights]),
+        np.concatenate([q.means, q.means]),
+        np.concatenate([q.covariances, 4 * q.covariances]),
+    )
+
+
 def match_moments(q: Components, points: np.ndarray, log_weights: np.ndarray) -> Components | None:
     """The Gaussian with the means and covariances that weighted draws of a Gaussian show; None where these are none.
 

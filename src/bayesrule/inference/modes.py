@@ -218,15 +218,18 @@ def _line_search(
         if not len(index):
             break
         trials = positions[index] + rates[index, None] * steps[index]
-        there = expand(density, np.where(np.isfinite(trials), trials, 0.0))
-        enough = there.value <= here.value[index] - 2e-4 * rates[index] * decrements[index]
-        good = enough & np.isfinite(there.value) & np.all(np.isfinite(trials), axis=1)
-        for position, k in zip(np.flatnonzero(good), index[good], strict=True):
-            positions[k] = trials[position]
-            for leaf, new in zip(leaves, there, strict=True):
-                leaf[k] = new[position]
+        usable = np.all(np.isfinite(trials), axis=1)
+        values = -log_densities(density, np.where(usable[:, None], trials, 0.0))
+        good = usable & (values <= here.value[index] - 2e-4 * rates[index] * decrements[index])
+        positions[index[good]] = trials[good]
         moved[index[good]], waiting[index[good]] = True, False
         rates[index] *= 0.5
+    index = np.flatnonzero(moved)
+    if len(index):  # Only where a step was taken is the density differentiated.
+        there = expand(density, positions[index])
+        for leaf, new in zip(leaves, there, strict=True):
+            leaf[index] = new
+        moved[index] = np.isfinite(there.value)
     return positions, type(here)(*leaves), moved
 
 

@@ -21,8 +21,8 @@ MEAN_LIMIT, WIDTH_LIMIT = 0.1, 0.1
 KHAT_LIMIT = 0.7
 """Above it averages with importance weights have no use (Vehtari et al., 2024)."""
 
-REFINED_KHAT = 0.5
-"""Up to it weighted draws are trusted where the approximation itself is not: the weights have a finite variance."""
+REFINED_KHAT = 0.6
+"""Up to it weighted draws are trusted where the approximation itself is not."""
 
 REFINED = 0.4
 """And which part of their number they must be worth."""
@@ -85,6 +85,16 @@ def judge(weighted: Importance, shift: Shift, names: list[str], *, mixture: bool
     return Judgement(
         trust, refined, float(means[worst_mean]), float(widths[worst_width]), names[worst_mean], names[worst_width]
     )
+
+
+def weakest(judgement: Judgement, other: Judgement | None) -> Judgement:
+    """The weaker of two judgements of the same approximation."""
+    if other is None or _ORDER[other.trust] >= _ORDER[judgement.trust]:
+        return judgement
+    return other._replace(refined=False)
+
+
+_ORDER = {"do not trust": 0, "means only": 1, "trust": 2}
 
 
 def comfortable(judgement: Judgement) -> bool:

@@ -22,7 +22,7 @@ from jaxtyping import PyTree
 from ..families.gaussian.full import Gaussian
 from ..inference.density import Density, constrained
 from ..inference.importance import importance
-from ..inference.infer import PRODUCTS, infer_density
+from ..inference.infer import PRODUCTS, gaussian_of, infer_density
 from ..inference.posterior import Posterior, load_posterior
 from ..numerics.random import Key
 
@@ -91,16 +91,23 @@ def fit(
             f'reparam= is "auto" or None, got {reparam!r}. For a reparametrisation of your own use handlers.reparam.'
         )
     sites = _centrable_sites(model, args, kwargs)
-    best = _fit(model, args, kwargs, key, **how)
     if not sites:
-        return best
-    chosen: frozenset[str] = frozenset()
-    candidates = [frozenset(sites), *(frozenset({site}) for site in sites if len(sites) > 1)]
-    for candidate in candidates[:5]:
-        other = _fit(_decentred(model, candidate), args, kwargs, key, **(how | {"start": None}))
-        if _better(other, best):
-            best, chosen = other, candidate
-    best.decentred = tuple(sorted(chosen))
+        return _fit(model, args, kwargs, key, **how)
+    candidates = [frozenset(), frozenset(sites), *(frozenset({site}) for site in sites if len(sites) > 1)]
+    best: NumpyroPosterior | None = None
+    failure: ValueError | None = None
+    for candidate in candidates[:6]:
+        centring = _decentred(model, candidate) if candidate else model
+        try:
+            other = _fit(centring, args, kwargs, key, **(how if not candidate else how | {"start": None}))
+        except ValueError as error:  # Another centring may have what this one lacks.
+            failure = error
+            continue
+        if best is None or _better(other, best):
+            best = other
+            best.decentred = tuple(sorted(candidate))
+    if best is None:
+        raise ValueError(f"No centring of {sorted(sites)} could be fitted: {failure}") from failure
     return best
 
 
@@ -503,7 +510,8 @@ def _fit(
         jax.eval_shape(density.function, density.like, *density.arguments)
     except (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayConversionError):
         density = traced.density(dynamic=False)  # The model looks at the values of its data.
-    q, given = (start, None) if isinstance(start, Gaussian) else (None, _given(traced, density, start))
+    q = gaussian_of(start)
+    given = _given(traced, density, start) if q is None else None
     kind = partial(NumpyroPosterior, traced=traced)
     advice = _advice(traced)
     return infer_density(
@@ -511,7 +519,7 @@ def _fit(
     )
 
 
-def _given(traced: Traced, density: Density, start: Mapping[str, Any] | None) -> np.ndarray | None:
+def _given(traced: Traced, density: Density, start: Any) -> np.ndarray | None:
     """The start of the sites that users have given, and zero for the others."""
     if start is None:
         return None
