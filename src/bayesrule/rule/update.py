@@ -205,7 +205,7 @@ def update(
     starts = starting(state)
     rate = jnp.asarray(at(steps.rates.mean, state.count), float) * taken
     if starts is not None:
-        rate = jnp.where(starts, 0.0, rate * steps.rate_left(state.count, state.horizon))
+        rate = jnp.asarray(jnp.where(starts, 0.0, rate * steps.rate_left(state.count, state.horizon)))
     loss = None if correction is None else _energy(rule, objective, q, measured, step, step.temperature)
     info = Info(
         value,
