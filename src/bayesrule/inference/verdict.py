@@ -21,7 +21,7 @@ MEAN_LIMIT, WIDTH_LIMIT = 0.1, 0.1
 KHAT_LIMIT = 0.7
 """Above it averages with importance weights have no use (Vehtari et al., 2024)."""
 
-REFINED_KHAT = 0.6
+REFINED_KHAT = 0.5
 """Up to it weighted draws are trusted where the approximation itself is not."""
 
 REFINED = 0.4
