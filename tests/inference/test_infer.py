@@ -1,6 +1,7 @@
 """infer: constraints by name, several modes, tails, verdicts and errors."""
 
 import math
+import signal
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from scipy import stats
 
 import bayesrule as blr
 from bayesrule.inference import density as density_module
+from bayesrule.inference.gaussian import fit_gaussian
 from bayesrule.inference.infer import infer_density
 from bayesrule.inference.posterior import load_posterior
 from bayesrule.numerics import programs
@@ -323,3 +325,58 @@ def test_progress_says_what_is_done():
 def test_starts_is_a_number():
     with pytest.raises(ValueError, match="starts"):
         infer_density(density_module.Density(two_modes, (), jnp.zeros(1), lambda x: x), KEY, starts=0)
+
+
+# What users do on the way: interrupt, save, go on, and follow the printed rule themselves.
+
+
+def skewed(x):
+    """A log-gamma density in two dimensions: not a Gaussian, so that it takes a few steps."""
+    return jnp.sum(3.0 * x - jnp.exp(x))
+
+
+def test_an_interrupt_returns_the_best_so_far_and_says_so():
+    def interrupt(text):
+        if "step 1," in text:
+            signal.raise_signal(signal.SIGINT)
+
+    posterior = blr.infer(skewed, jnp.zeros(2), key=KEY, progress=interrupt)
+    assert posterior.verdict.startswith("Interrupted")
+    assert posterior.record.steps == 1
+    assert np.all(np.isfinite(posterior.samples(KEY, 10)))
+
+
+def test_a_checkpoint_holds_the_gaussian_and_a_fit_goes_on_from_it(tmp_path):
+    path = tmp_path / "best.npz"
+    whole = blr.infer(skewed, jnp.zeros(2), key=KEY, checkpoint=path)
+    q = blr.load(path)
+    again = blr.infer(skewed, q, key=KEY)
+    assert again.record.modes == ()  # no search
+    assert again.record.steps <= 1
+    assert_allclose(again.gaussian_bound, whole.gaussian_bound, atol=1e-4)
+
+
+def test_a_fit_goes_on_from_a_mixture_at_its_heaviest_component():
+    two = lambda x: jnp.logaddexp(jnp.log(0.3) - 0.5 * (x + 6.0) ** 2, jnp.log(0.7) - 0.5 * (x - 6.0) ** 2)
+    posterior = blr.infer(two, jnp.zeros(()), key=KEY)
+    assert posterior.family == "Mixture"
+    again = blr.infer(two, posterior.q, key=KEY)
+    assert_allclose(float(again.mean), 6.0, atol=0.1)
+
+
+def test_the_printed_rule_stays_where_infer_ends():
+    posterior = blr.infer(skewed, jnp.zeros(2), key=KEY)
+    start = fit_gaussian_of(posterior)
+    result = blr.fit(posterior.rule, posterior.density.objective, start, steps=3)
+    # A squared distance in standard deviations: the tolerance of infer is 1e-4 nats.
+    moved = np.asarray(result.q.mean - start.mean)
+    assert moved @ np.asarray(start.precision) @ moved < 1e-3
+    assert_allclose(np.asarray(result.q.precision), np.asarray(start.precision), rtol=0.02, atol=0.01)
+
+
+def fit_gaussian_of(posterior):
+    """The Gaussian that the rule has ended at, with the points that the posterior was fitted with."""
+    density = posterior.density
+    start = blr.Gaussian(posterior.mean, jnp.asarray(np.linalg.inv(posterior.covariance())))
+    how = {"samples": posterior.record.samples, "tolerance": 1e-6, "steps": 100, "products": 0}
+    return fit_gaussian(density, start, KEY, **how).q

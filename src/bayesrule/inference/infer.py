@@ -19,8 +19,8 @@ from jaxtyping import PyTree
 
 from ..families.gaussian.full import Gaussian
 from ..families.latent.mixture import Mixture
-from ..fitting.checkpoint import write
 from ..fitting.progress import Interrupt, one_blas_thread
+from ..fitting.result import save
 from ..numerics.checks import positive_int
 from ..numerics.random import Key
 from .constraints import Constrained, Values, path_of, resolve, start_values
@@ -285,7 +285,7 @@ def _fit_gaussians(
             nonlocal best, saved
             watched.say(f"Gaussian at mode {number + 1} of {len(beginnings)}: step {steps}, bound {bound:.6g}")
             if watched.checkpoint is not None and bound > best and time.monotonic() - saved > _SAVE_EVERY:
-                write(watched.checkpoint, q)
+                save(watched.checkpoint, q)
                 best, saved = bound, time.monotonic()
             return watched.stop()
 
@@ -311,7 +311,7 @@ def _fit_gaussians(
             "the model so that its support is the whole space."
         )
     if watched.checkpoint is not None:
-        write(watched.checkpoint, fits[0].q)
+        save(watched.checkpoint, fits[0].q)
     return fits
 
 
