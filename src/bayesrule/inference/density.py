@@ -29,7 +29,7 @@ ROWS = 32
 _IN_FLIGHT = 2**23
 """How many numbers the tangents of one call may take along with the data: about 64 MB in each intermediate result."""
 
-_VALUES = 512  # At how many points one call evaluates the density alone, at most.
+_VALUES = 128  # At how many points one call evaluates the density alone, at most: a line search has few of them.
 
 
 @dataclasses.dataclass(frozen=True)
