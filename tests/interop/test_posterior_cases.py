@@ -13,6 +13,9 @@ from scipy import special, stats
 from scipy.integrate import solve_ivp
 from synthetic_posteriors import LOTKA_END, volatilities
 
+# These check the models of a benchmark and not the library, and compile one program for each of them.
+pytestmark = pytest.mark.extended
+
 CASES = {case.name: case for case in load_cases()}
 
 
