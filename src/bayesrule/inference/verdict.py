@@ -24,7 +24,7 @@ KHAT_LIMIT = 0.7
 REFINED_KHAT = 0.5
 """Up to it weighted draws are trusted where the approximation itself is not."""
 
-REFINED = 0.4
+REFINED = 0.75
 """And which part of their number they must be worth."""
 
 LEAST_EFFECTIVE = 200.0
