@@ -324,7 +324,7 @@ def speed(cases: list[Case], rows: dict[str, Row], key: jax.Array, options: Mapp
                 f"median ratio {np.median(ratios):.2f}"
             )
     try:
-        import pymc_extras  # noqa: F401
+        import pymc_extras  # noqa: F401  (asks whether it is there)
     except ImportError:
         print("pymc-extras is not installed: fit_dadvi left out")
     else:

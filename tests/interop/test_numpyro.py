@@ -14,12 +14,12 @@ from bayesrule.numerics import programs
 
 numpyro = pytest.importorskip("numpyro")
 
-import numpyro.distributions as dist  # noqa: E402
-from numpyro import handlers  # noqa: E402
-from numpyro.infer import MCMC  # noqa: E402
-from numpyro.infer.reparam import LocScaleReparam  # noqa: E402
+import numpyro.distributions as dist  # noqa: E402  (skipped above where NumPyro is missing)
+from numpyro import handlers  # noqa: E402  (skipped above where NumPyro is missing)
+from numpyro.infer import MCMC  # noqa: E402  (skipped above where NumPyro is missing)
+from numpyro.infer.reparam import LocScaleReparam  # noqa: E402  (skipped above where NumPyro is missing)
 
-from bayesrule.interop import numpyro as bridge  # noqa: E402
+from bayesrule.interop import numpyro as bridge  # noqa: E402  (skipped above where NumPyro is missing)
 
 KEY = jax.random.key(0)
 DRAWS = 4000

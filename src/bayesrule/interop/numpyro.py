@@ -558,7 +558,7 @@ def _explain(traced: Traced) -> str | None:
 
 
 def _advice(traced: Traced) -> str:
-    sites = _centrable_sites(traced.model, traced.args, traced.kwargs, traced)
+    sites = _centrable_sites(traced.model, traced.args, traced.kwargs)
     if sites:
         shown = ", ".join(repr(site) for site in sites[:3])
         return f'Reparametrise {shown} (reparam="auto"), or sample with NUTS from posterior.nuts(key).'
@@ -568,9 +568,7 @@ def _advice(traced: Traced) -> str:
 # The centring of hierarchies.
 
 
-def _centrable_sites(
-    model: Model, args: Sequence[Any], kwargs: Mapping[str, Any] | None, traced: Traced | None = None
-) -> list[str]:
+def _centrable_sites(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[str]:
     """The latent location-scale sites whose location or scale depends on other latent sites."""
     args, kwargs = tuple(args), dict(kwargs or {})
     runs = [_run(model, args, kwargs, key) for key in (1, 2)]
