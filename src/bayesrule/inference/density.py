@@ -22,6 +22,7 @@ from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..numerics.trees import ravel, unravel
 from ..objectives.plain import Plain
+from .sparsity import Coloring, color
 
 ROWS = 32
 """At how many points one call differentiates the density, where each of them is cheap."""
@@ -51,6 +52,7 @@ class Density(eqx.Module):
         like: A θ of zeros: the structure, the shapes and the dtype.
         constrain: `constrain(θ, *arguments)`, the values in the users' space, a pytree of arrays.
         starts: `starts(key, *arguments)`, one θ to start from, drawn from the prior; None where there is none.
+        coloring: How few products determine the Hessian, where many of its entries are zero; None to compute it whole.
     """
 
     function: Callable[..., Any] = eqx.field(static=True)
@@ -58,6 +60,7 @@ class Density(eqx.Module):
     like: PyTree
     constrain: Callable[..., PyTree] = eqx.field(static=True)
     starts: Callable[..., PyTree] | None = eqx.field(static=True, default=None)
+    coloring: Coloring | None = eqx.field(static=True, default=None)
 
     @property
     def size(self) -> int:
@@ -86,9 +89,21 @@ class Density(eqx.Module):
         return min(_VALUES, self.width)
 
     @property
+    def products(self) -> int:
+        """How many products with a vector it takes to compute a Hessian."""
+        return self.size if self.coloring is None else len(self.coloring.seeds)
+
+    @property
     def rows(self) -> int:
         """At how many points one call differentiates."""
-        return int(np.clip(self.width // max(1, self.size), 1, ROWS))
+        return int(np.clip(self.width // max(1, self.products), 1, ROWS))
+
+    def with_sparse_hessian(self, points: Float[np.ndarray, "B P"]) -> Density:
+        """This density, with the zeros of its Hessians at some points used to compute it by fewer products."""
+        hessians = expand(self, points)
+        usable = np.isfinite(hessians.value)
+        coloring = color(np.any(hessians.hessian[usable] != 0, axis=0)) if np.any(usable) else None
+        return dataclasses.replace(self, coloring=coloring)
 
 
 class Expansion(NamedTuple):
@@ -107,8 +122,15 @@ class Expansion(NamedTuple):
 
 @compiled(static=("function", "width"))
 def _expand(
-    function: Callable[..., Any], like: PyTree, points: Float[Array, "B P"], arguments: tuple, *, width: int
+    function: Callable[..., Any],
+    like: PyTree,
+    points: Float[Array, "B P"],
+    seeds: Any,
+    arguments: tuple,
+    *,
+    width: int,
 ) -> tuple[Array, Array, Array]:
+    """−log p, its gradient and the products of its Hessian with the seeds, at every point."""
     negative = lambda x: -jnp.asarray(function(unravel(x, like), *arguments)).reshape(())
 
     def at(x: Array) -> tuple[Array, Array, Array]:
@@ -116,11 +138,10 @@ def _expand(
             value, gradient = jax.value_and_grad(negative)(x)
             return gradient, (value, gradient)
 
-        # The model is traced once for the value, the gradient and all columns of the Hessian.
+        # The model is traced once for the value, the gradient and all products with the Hessian.
         _, product, (value, gradient) = jax.linearize(slope, x, has_aux=True)
-        identity = jnp.eye(x.size, dtype=x.dtype)
-        columns = jax.vmap(product)(identity) if x.size <= width else jax.lax.map(product, identity, batch_size=width)
-        return value, gradient, columns
+        few = seeds.shape[0] <= width
+        return value, gradient, jax.vmap(product)(seeds) if few else jax.lax.map(product, seeds, batch_size=width)
 
     return jax.vmap(at)(points) if points.shape[0] > 1 else jax.tree.map(lambda leaf: leaf[None], at(points[0]))
 
@@ -133,26 +154,48 @@ def _chunks(density: Density, points: np.ndarray, rows: int) -> Any:
         yield filled.astype(density.dtype), len(part)
 
 
-def _expansions(density: Density, points: np.ndarray) -> Any:
-    """An `Expansion` for each part of the points."""
+def _derivatives(density: Density, points: np.ndarray) -> Any:
+    """Values, gradients and products of Hessians with the seeds for each part of the points, and the part."""
+    seeds = np.eye(density.size) if density.coloring is None else density.coloring.seeds
+    seeds = seeds.astype(density.dtype)
     for part, count in _chunks(density, points, density.rows):
-        found = _expand(density.function, density.like, part, density.arguments, width=density.width)
-        value, gradient, hessian = (np.asarray(leaf, np.float64)[:count] for leaf in found)
-        usable = np.isfinite(value) & np.all(np.isfinite(gradient), axis=1) & np.all(np.isfinite(hessian), axis=(1, 2))
-        gradient, hessian = np.where(usable[:, None], gradient, 0.0), np.where(usable[:, None, None], hessian, 0.0)
-        yield Expansion(np.where(usable, value, np.inf), gradient, 0.5 * (hessian + np.swapaxes(hessian, -1, -2)))
+        found = _expand(density.function, density.like, part, seeds, density.arguments, width=density.width)
+        value, gradient, products = (np.asarray(leaf, np.float64)[:count] for leaf in found)
+        usable = np.isfinite(value) & np.all(np.isfinite(gradient), axis=1) & np.all(np.isfinite(products), axis=(1, 2))
+        gradient, products = np.where(usable[:, None], gradient, 0.0), np.where(usable[:, None, None], products, 0.0)
+        yield np.where(usable, value, np.inf), gradient, products, part[:count]
+
+
+def _hessians(density: Density, products: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Hessians from their products with the seeds, and whether the zeros that were assumed are zeros."""
+    if density.coloring is None:
+        return 0.5 * (products + np.swapaxes(products, -1, -2)), True
+    return density.coloring.recover(products, 1e-6 if density.dtype == np.float64 else 3e-3)
 
 
 def expand(density: Density, points: Float[np.ndarray, "B P"]) -> Expansion:
     """−log p and its derivatives at every point."""
-    parts = list(_expansions(density, points))
+    parts = []
+    for value, gradient, products, part in _derivatives(density, points):
+        hessian, right = _hessians(density, products)
+        parts.append(Expansion(value, gradient, hessian) if right else expand(_without_coloring(density), part))
     return Expansion(*(np.concatenate(leaves) for leaves in zip(*parts, strict=True)))
 
 
 def average(density: Density, points: Float[np.ndarray, "S P"]) -> Expansion:
     """−log p and its derivatives, averaged over the points; no more than a few of them are held at a time."""
-    totals = [Expansion(*(np.sum(leaf, axis=0) for leaf in part)) for part in _expansions(density, points)]
-    return Expansion(*(np.sum(leaves, axis=0) / len(points) for leaves in zip(*totals, strict=True)))
+    value, gradient, products = 0.0, np.zeros(density.size), np.zeros((density.products, density.size))
+    for values, gradients, part, _ in _derivatives(density, points):
+        value, gradient, products = value + np.sum(values), gradient + np.sum(gradients, 0), products + np.sum(part, 0)
+    hessian, right = _hessians(density, products / len(points))
+    if not right:
+        return average(_without_coloring(density), points)
+    return Expansion(np.asarray(value / len(points)), gradient / len(points), hessian)
+
+
+def _without_coloring(density: Density) -> Density:
+    """The density with whole Hessians, for points where an entry that was taken for zero is not."""
+    return dataclasses.replace(density, coloring=None)
 
 
 @compiled(static="function")

@@ -180,7 +180,7 @@ def fit_gaussian(
             True, no other step follows.
     """
     at, spent, taken, rng, before = place(start), 0, 0, generator_of(key), np.inf
-    cost = density.size + _VALUE_COST
+    cost = density.products + _VALUE_COST
     while True:
         noise = even_noise(samples, density.size)[0]
         most = max(3, min(steps, int((products - spent) / (samples * cost))))
@@ -195,7 +195,7 @@ def fit_gaussian(
         # a Gaussian do not integrate, and another family is needed.
         hopeless = error > 0.8 * before and error > 4
         next_cost = 4 * samples * cost * max(3, evaluations // 4)
-        too_many = 4 * samples > _MOST_POINTS or 4 * samples * density.size > _MOST_COLUMNS
+        too_many = 4 * samples > _MOST_POINTS or 4 * samples * density.products > _MOST_COLUMNS
         if stopped or error <= 1 or hopeless or too_many or spent + next_cost > products:
             return GaussianFit(at.q, bound, samples, taken, converged, mean_error, width_error, spent)
         samples, before = 4 * samples, error

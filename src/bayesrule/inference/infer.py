@@ -2,7 +2,8 @@
 
 Several starts are taken to their modes; the modes are told apart; a Gaussian is moved by the rule from each of them to
 the optimum at fixed quasi-Monte Carlo points; importance weights of fresh draws judge it; and where that is not good
-enough, a mixture is fitted to the weighted draws, and judged in turn.
+enough, a mixture is fitted to the weighted draws, and judged in turn. What is left, as with many numbers, is judged by
+draws that Hamiltonian Monte Carlo has moved.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Float, PyTree
 
 from ..families.gaussian.full import Gaussian
 from ..families.latent.mixture import Mixture
@@ -29,8 +30,9 @@ from .gaussian import GaussianFit, fit_gaussian, place, start_of, variational_ru
 from .importance import Importance, Shift, importance, shift_of
 from .mixture import Components, components_of, fit_mixture, match_moments, widened
 from .modes import Mode, climb, draw_starts, flat_direction, tell_apart
+from .moves import ACCEPTANCE, KEPT, Whitened, moved_draws, precise, shift_of_moves
 from .posterior import Posterior, Record, columns_of, theta_names
-from .verdict import KHAT_LIMIT, LEAST_EFFECTIVE, Judgement, comfortable, judge, sentence, weakest
+from .verdict import KHAT_LIMIT, LEAST_EFFECTIVE, Judgement, comfortable, judge, judge_by_moves, sentence, weakest
 
 DRAWS = 4000
 """How many fresh draws judge an approximation."""
@@ -41,6 +43,7 @@ PRODUCTS = 300_000
 MOST_NUMBERS = 2000
 """Above so many numbers a full Gaussian, with its Hessians, is out of reach."""
 
+_MOST_DENSE, _LOOKED_AT = 48, 3  # With more numbers, zeros of the Hessian are looked for, at so many points.
 _MOST_MODES = 6
 _STEPS, _ROUNDS = 200, 20  # of a Gaussian with each number of points, and of refitting a mixture
 _MOST_MIXED = 60  # With more numbers than these, weighted draws are too few to refit covariances.
@@ -188,15 +191,23 @@ def infer_density(
     start_key, fit_key, draw_key = jax.random.split(key, 3)
     with one_blas_thread(), Interrupt() as interrupt, _Speaker(progress) as speaker:
         watched = _Watched(interrupt, speaker, checkpoint)
-        modes = [] if q is not None else _find_modes(density, start_key, count, given, explain, watched)
+        positions = _positions(density, start_key, count, given, q, explain, watched)
+        if density.size > _MOST_DENSE:
+            density = density.with_sparse_hessian(positions[:_LOOKED_AT])
+        modes = [] if q is not None else _find_modes(density, positions, watched)
         beginnings = [q] if q is not None else [start_of(density, mode) for mode in modes[:_MOST_MODES]]
         fits = _fit_gaussians(density, beginnings, fit_key, tolerance, products, watched)
-        answer, tried = _choose_family(density, fits, generator_of(draw_key), watched)
+        rng = generator_of(draw_key)
+        answer, tried = _choose_family(density, fits, rng, watched)
+        # Where no start has arrived, the density has no highest point that one could reach: it is infinite somewhere,
+        # as in the neck of a hierarchy, and draws from elsewhere do not see what mass there is.
+        lost = bool(modes) and not any(mode.converged for mode in modes)
+        step = None
+        if answer.judgement.trust != "trust" and not lost and len(fits) == 1 and not watched.stop():
+            answer, step = _judged_by_moves(density, answer, rng, watched)
     components, _, weighted, judgement = answer
-    if modes and not any(mode.converged for mode in modes):
-        # The density has no highest point that a start could reach: it is infinite somewhere, as in the neck of a
-        # hierarchy, and draws from elsewhere do not see what mass there is.
-        judgement = judgement._replace(trust="do not trust", refined=False)
+    if lost:
+        judgement = judgement._replace(trust="do not trust", source="approximation")
     converged = [mode for mode in modes if mode.converged]
     agreed = sum(mode.starts for mode in converged) if q is None else 1
     verdict = sentence(
@@ -226,6 +237,7 @@ def infer_density(
         products=sum(fit.products for fit in fits),
         tried=tuple(tried),
         gaussian_bound=best.bound,
+        step=step,
     )
     return kind(density, components, record, variational_rule(best.samples))
 
@@ -242,15 +254,18 @@ class _Watched(NamedTuple):
         return self.interrupt.requested
 
 
-def _find_modes(
+def _positions(
     density: Density,
     key: Key,
     count: int,
     given: np.ndarray | None,
+    q: Gaussian | None,
     explain: Callable[[], str | None] | None,
     watched: _Watched,
-) -> list[Mode]:
-    """The modes that the starts lead to; an error where there are none."""
+) -> Float[np.ndarray, "K P"]:
+    """Where to start the search for modes, or draws of the Gaussian to go on from; an error where p is zero at all."""
+    if q is not None:
+        return components_of(q).draw(generator_of(key), _LOOKED_AT)
     watched.say(f"searching for modes from {count} starts")
     positions = draw_starts(density, key, count, given)
     if not len(positions):
@@ -259,6 +274,11 @@ def _find_modes(
             "The log density is not a finite number at any start"
             + (f": {reason}" if reason else ". Check the data for NaN, and that the start is inside its support.")
         )
+    return positions
+
+
+def _find_modes(density: Density, positions: Float[np.ndarray, "K P"], watched: _Watched) -> list[Mode]:
+    """The modes that the starts lead to; an error where there are none."""
     modes = tell_apart(climb(density, positions, watched.stop))
     if not modes:
         raise ValueError("The derivatives of the log density are not finite numbers at any start.")
@@ -294,7 +314,7 @@ def _fit_gaussians(
                 density,
                 beginning,
                 own,
-                samples=_first_points(density.size),
+                samples=_first_points(density),
                 tolerance=tolerance,
                 steps=_STEPS,
                 products=products // len(beginnings),
@@ -336,6 +356,30 @@ def _choose_family(
     other = _judged(density, mixed, rng, names)
     better = len(fits) > 1 or _rank(other) > _rank(answer)
     return other if better else answer, ["Gaussian", "Mixture"]
+
+
+def _judged_by_moves(
+    density: Density, answer: _Answer, rng: np.random.Generator, watched: _Watched
+) -> tuple[_Answer, float | None]:
+    """An approximation that its weights do not vouch for, judged by moved draws, and the length of their steps.
+
+    Where these have not settled, the answer is what it was, and there is no length.
+    """
+    mean, covariance = answer.components.moments()
+    own = _numbers(density, answer.points)
+    numbers: list[np.ndarray] = []
+    for moved in moved_draws(density, Whitened(mean, np.linalg.cholesky(covariance).T), rng):
+        watched.say(f"moving draws by Hamiltonian Monte Carlo: {len(numbers)} moves")
+        if moved.acceptance < ACCEPTANCE or watched.stop():
+            break
+        numbers.append(_numbers(density, moved.points))
+        if len(numbers) in KEPT:
+            shift, settled = shift_of_moves(np.stack(numbers), np.mean(own, axis=0), np.std(own, axis=0))
+            if settled and precise(shift):
+                return answer._replace(judgement=judge_by_moves(shift, _names(density))), moved.step
+            if not settled or len(numbers) == KEPT[-1]:
+                break
+    return answer, None
 
 
 _ADVICE = (
@@ -409,8 +453,8 @@ def _number_of_starts(size: int) -> int:
     return 8 if size <= 64 else 4 if size <= 300 else 3
 
 
-def _first_points(size: int) -> int:
-    return 64 if size <= 64 else 32 if size <= 200 else 16
+def _first_points(density: Density) -> int:
+    return 64 if density.products <= 64 else 32 if density.products <= 200 else 16
 
 
 def _distinct(fits: list[GaussianFit]) -> list[GaussianFit]:
@@ -438,9 +482,13 @@ def _names(density: Density) -> list[str]:
 
 def _shift(density: Density, points: np.ndarray, weighted: Importance, own: np.ndarray | None = None) -> Shift:
     """The shifts of all numbers, unconstrained and constrained."""
+    return shift_of(_numbers(density, points), weighted.log_weights, own)
+
+
+def _numbers(density: Density, points: Float[np.ndarray, "M P"]) -> Float[np.ndarray, "M D"]:
+    """All numbers, unconstrained and constrained."""
     values = columns_of(constrained(density, points))[0]
-    numbers = np.concatenate([points, np.where(np.isfinite(values), values, 0.0)], axis=1)
-    return shift_of(numbers, weighted.log_weights, own)
+    return np.concatenate([points, np.where(np.isfinite(values), values, 0.0)], axis=1)
 
 
 class _Speaker:

@@ -72,6 +72,13 @@ class Components:
     def log_prob(self, points: Float[np.ndarray, "M P"]) -> Float[np.ndarray, " M"]:
         return np.logaddexp.reduce(self.log_joint(points), axis=1)
 
+    def moments(self) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P P"]]:
+        """The mean and the covariance of the mixture."""
+        mean = self.weights @ self.means
+        deviations = self.means - mean
+        between = (deviations * self.weights[:, None]).T @ deviations
+        return mean, np.einsum("k,kij->ij", self.weights, self.covariances) + between
+
     def as_family(self, density: Density) -> Mixture | Gaussian:
         """The member of the library's family over the density's own pytree."""
         trees = [unravel(jnp.asarray(mean, density.dtype), density.like) for mean in self.means]

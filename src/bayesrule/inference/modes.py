@@ -132,19 +132,17 @@ def climb(density: Density, starts: Float[np.ndarray, "K P"], stop: Callable[[],
     positions = np.array(starts, np.float64)
     here = expand(density, positions)
     ends: list[Mode | None] = [None] * count
-    paths: list[list[Mode]] = [[] for _ in range(count)]
+    paths: list[list[np.ndarray]] = [[] for _ in range(count)]
     active = np.isfinite(here.value)
     for _ in range(_STEPS):
         matrices, definite = np.tile(np.eye(density.size), (count, 1, 1)), np.zeros(count, bool)
         for k in np.flatnonzero(active):
             matrices[k], definite[k] = positive_definite(here.hessian[k])
-            paths[k].append(
-                Mode(positions[k].copy(), matrices[k].copy(), _evidence(here.value[k], matrices[k]), 1, False)
-            )
+            paths[k].append(positions[k].copy())
         whole, decrements = _steps_of(density, positions, here.gradient, matrices)
         rounding = 32 * float(jnp.finfo(density.dtype).eps) * (1 + np.abs(here.value))
         for k in np.flatnonzero(active & definite & (decrements < np.maximum(_DECREMENT, rounding))):
-            ends[k], active[k] = paths[k][-1]._replace(converged=True), False
+            ends[k], active[k] = _mode(positions[k].copy(), here.value[k], matrices[k].copy(), converged=True), False
         if not np.any(active) or stop():
             break
         positions, here, moved = _line_search(density, positions, here, whole - positions, decrements, active)
@@ -153,14 +151,24 @@ def climb(density: Density, starts: Float[np.ndarray, "K P"], stop: Callable[[],
     return [end for end in ends if end is not None] + [_best_of_path(density, path) for path in lost]
 
 
-def _best_of_path(density: Density, path: list[Mode]) -> Mode:
+def _mode(position: np.ndarray, value: float, precision: np.ndarray, *, converged: bool) -> Mode:
+    return Mode(position, precision, _evidence(value, precision), 1, converged)
+
+
+def _best_of_path(density: Density, path: list[np.ndarray]) -> Mode:
     """Of some places on the way of a start, the one around which there is most mass.
 
     That is judged by the evidence lower bound of a Gaussian there: towards a place where the density is infinite,
     Laplace's evidence may be as large as one likes, and a bound cannot be.
     """
-    some = [*path[:6], *path[6 :: max(1, len(path) // 6)]]
-    return max((_with_bound(density, calibrate(density, place)) for place in some), key=lambda mode: mode.evidence)
+    some = np.stack([*path[:6], *path[6 :: max(1, len(path) // 6)]])
+    # Hessians are computed again and not kept for every place: with many numbers they are large.
+    there = expand(density, some)
+    places = (
+        _mode(position, value, positive_definite(hessian)[0], converged=False)
+        for position, value, hessian in zip(some, there.value, there.hessian, strict=True)
+    )
+    return max((_with_bound(density, calibrate(density, place)) for place in places), key=lambda mode: mode.evidence)
 
 
 def _with_bound(density: Density, place: Mode) -> Mode:

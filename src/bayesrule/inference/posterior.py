@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from .density import Density, constrained, generator_of, log_densities
 from .importance import Importance, importance
 from .mixture import Components
 from .modes import Mode
+from .moves import CHAINS, Whitened, moved_draws
 from .verdict import Judgement, Trust
 
 _POOL = 10  # How many draws of q there are for each importance-resampled one, at least.
@@ -44,6 +46,7 @@ class Record(NamedTuple):
         products: how many products of Hessians and vectors were computed, about.
         tried: the families that were tried, in order.
         gaussian_bound: the evidence lower bound of the best Gaussian, at its points.
+        step: the length of a leap-frog step where moved draws have judged the approximation, else None.
     """
 
     weighted: Importance
@@ -59,6 +62,7 @@ class Record(NamedTuple):
     products: int
     tried: tuple[str, ...]
     gaussian_bound: float
+    step: float | None = None
 
 
 class Posterior:
@@ -146,6 +150,8 @@ class Posterior:
         refined = self.record.judgement.refined if refined is None else refined
         if not refined:
             return self._components.draw(rng, count)
+        if self.record.step is not None:
+            return self._moved(rng, count, self.record.step)
         pool = int(np.clip(_POOL * count, 10_000, max(_MOST_IN_POOL, 2 * count)))
         points = self._components.draw(rng, pool)
         log_q = self._components.log_prob(points)
@@ -155,14 +161,24 @@ class Posterior:
         chosen = np.minimum(np.searchsorted(np.cumsum(weights), places), pool - 1)
         return points[rng.permutation(chosen)]
 
+    def _moved(self, rng: np.random.Generator, count: int, step: float) -> np.ndarray:
+        """Draws of q that Hamiltonian Monte Carlo has moved, as many."""
+        mean, covariance = self._components.moments()
+        frame = Whitened(mean, np.linalg.cholesky(covariance).T)
+        chains = min(CHAINS, count)
+        moved = moved_draws(self.density, frame, rng, chains=chains, step=step)
+        points = [one.points for one in itertools.islice(moved, -(-count // chains))]
+        return rng.permutation(np.concatenate(points))[:count]
+
     def samples(self, key: Key, count: int = 1000, *, refined: bool | None = None) -> PyTree:
         """Draws of the parameters in their own, constrained space.
 
         Args:
             key: A JAX key.
             count: How many draws.
-            refined: Whether to draw with importance weights, which corrects what is wrong with q where k̂ is below
-                0.7. By default where the verdict says that these are the draws to trust.
+            refined: Whether to correct what is wrong with q: by importance weights, which takes a k̂ below 0.7, or,
+                where these have not settled the verdict, by moves of Hamiltonian Monte Carlo. By default where the
+                verdict says that these are the draws to trust.
 
         Returns:
             The parameters with a leading axis of draws.
@@ -184,15 +200,11 @@ class Posterior:
     @property
     def mean(self) -> PyTree:
         """The mean of q, in the unconstrained space."""
-        mean = self._components.weights @ self._components.means
-        return unravel(jnp.asarray(mean, self.density.dtype), self.density.like)
+        return unravel(jnp.asarray(self._components.moments()[0], self.density.dtype), self.density.like)
 
     def covariance(self) -> np.ndarray:
         """The covariance of q over the ravelled unconstrained θ, (P, P)."""
-        parts = self._components
-        deviations = parts.means - parts.weights @ parts.means
-        between = (deviations * parts.weights[:, None]).T @ deviations
-        return np.einsum("k,kij->ij", parts.weights, parts.covariances) + between
+        return self._components.moments()[1]
 
     def summary(self, key: Key | None = None, count: int = 4000) -> Summary:
         """A table of every number's mean, standard deviation and quantiles, from draws as `samples` gives them."""
@@ -245,6 +257,7 @@ class Posterior:
                     *record.point_error,
                     record.products,
                     record.gaussian_bound,
+                    np.nan if record.step is None else record.step,
                 ]
             ),
             "tried": list(record.tried),
@@ -270,11 +283,12 @@ def load_posterior(path: str | Path, density: Density, kind: Callable[..., Any] 
     given = state["judgement"]
     judgement = Judgement(
         given["trust"],
-        given["refined"] == "True",
+        given["source"],
         float(given["mean_shift"]),
         float(given["width_shift"]),
         given["mean_of"],
         given["width_of"],
+        given["by_moves"] == "True",
     )
     modes = tuple(
         Mode(
@@ -301,6 +315,7 @@ def load_posterior(path: str | Path, density: Density, kind: Callable[..., Any] 
         int(n[7]),
         tuple(state["tried"]),
         float(n[8]),
+        None if np.isnan(n[9]) else float(n[9]),
     )
     components = Components(np.asarray(state["weights"]), means, np.asarray(state["covariances"]))
     return kind(density, components, record, variational_rule(record.samples))

@@ -2,7 +2,8 @@
 
 Importance weights estimate the means and standard deviations of the density itself. "trust" promises that every mean is
 within 0.1 standard deviations and every standard deviation within 10 %; so the shifts that the weights show must be
-smaller than that by their own errors, and the weights must be such that they can be believed (Pareto k̂).
+smaller than that by their own errors, and the weights must be such that they can be believed (Pareto k̂). Where they
+cannot, as with many numbers, draws that Hamiltonian Monte Carlo has moved may say the same (`moves`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 from .importance import Importance, Shift
 
 Trust = Literal["trust", "means only", "do not trust"]
+Source = Literal["approximation", "weights", "moves"]
 
 MEAN_LIMIT, WIDTH_LIMIT = 0.1, 0.1
 """What "trust" promises: of means in standard deviations, of standard deviations as a fraction."""
@@ -40,19 +42,27 @@ class Judgement(NamedTuple):
 
     Attributes:
         trust: "trust", "means only" or "do not trust".
-        refined: whether that holds for importance-resampled draws, and not for those of q itself.
+        source: of which draws that holds: those of the approximation itself, importance-resampled ones ("weights"), or
+            draws that Hamiltonian Monte Carlo has moved ("moves").
         mean_shift: the largest shift of a mean, in standard deviations.
         width_shift: the largest relative error of a standard deviation.
         mean_of: the number whose mean is shifted most.
         width_of: the number whose standard deviation is off most.
+        by_moves: whether moved draws have judged it, and not importance weights.
     """
 
     trust: Trust
-    refined: bool
+    source: Source
     mean_shift: float
     width_shift: float
     mean_of: str
     width_of: str
+    by_moves: bool = False
+
+    @property
+    def refined(self) -> bool:
+        """Whether the draws to rely on are others than those of the approximation."""
+        return self.source != "approximation"
 
 
 def judge(weighted: Importance, shift: Shift, names: list[str], *, mixture: bool) -> Judgement:
@@ -75,15 +85,36 @@ def judge(weighted: Importance, shift: Shift, names: list[str], *, mixture: bool
     good_means = bool(np.all(margin * means + shift.mean_error <= MEAN_LIMIT))
     good_widths = bool(np.all(margin * widths + shift.width_error <= WIDTH_LIMIT))
     trust: Trust = "do not trust"
-    refined = False
+    source: Source = "approximation"
     if believed and good_means and good_widths:
         trust = "trust"
     elif mixture and weighted.khat < REFINED_KHAT and weighted.effective >= REFINED * len(weighted.log_weights):
-        trust, refined = "trust", True
+        trust, source = "trust", "weights"
     elif believed and good_means:
         trust = "means only"
     return Judgement(
-        trust, refined, float(means[worst_mean]), float(widths[worst_width]), names[worst_mean], names[worst_width]
+        trust, source, float(means[worst_mean]), float(widths[worst_width]), names[worst_mean], names[worst_width]
+    )
+
+
+def judge_by_moves(shift: Shift, names: list[str]) -> Judgement:
+    """Judge an approximation by draws of it that were moved, and have settled: these are draws of the density.
+
+    Args:
+        shift: what they say of every number's mean and standard deviation.
+        names: of these numbers.
+    """
+    means, widths = np.abs(shift.mean), np.abs(shift.width)
+    worst_mean, worst_width = int(np.argmax(means)), int(np.argmax(widths))
+    good = np.all(means + shift.mean_error <= MEAN_LIMIT) and np.all(widths + shift.width_error <= WIDTH_LIMIT)
+    return Judgement(
+        "trust",
+        "approximation" if good else "moves",
+        float(means[worst_mean]),
+        float(widths[worst_width]),
+        names[worst_mean],
+        names[worst_width],
+        by_moves=True,
     )
 
 
@@ -91,7 +122,7 @@ def weakest(judgement: Judgement, other: Judgement | None) -> Judgement:
     """The weaker of two judgements of the same approximation."""
     if other is None or _ORDER[other.trust] >= _ORDER[judgement.trust]:
         return judgement
-    return other._replace(refined=False)
+    return other._replace(source="approximation")
 
 
 _ORDER = {"do not trust": 0, "means only": 1, "trust": 2}
@@ -118,12 +149,20 @@ def sentence(
     even = weighted.effective >= EVEN * len(weighted.log_weights)
     # The tail of nearly equal weights has no shape that would mean anything.
     tail = "importance weights are nearly equal" if even else f"Pareto k̂ = {weighted.khat:.2f}"
+    if judgement.by_moves:
+        tail = "by draws that Hamiltonian Monte Carlo has moved, and that have settled"
     shown = (
         f"{tail}, means off by at most {judgement.mean_shift:.2f} sd "
         f"({judgement.mean_of}), sds by {100 * judgement.width_shift:.0f} % ({judgement.width_of})"
     )
     found = f"{agreed} of {starts} starts agree" + (f" on {modes} modes" if modes > 1 else "")
     also = f" A {tried[0]} alone was not good enough." if len(tried) > 1 else ""
+    if judgement.trust == "trust" and judgement.source == "moves":
+        return (
+            "Trust the draws that Hamiltonian Monte Carlo has moved, which are the default of samples(), and have "
+            f"settled: beside them the {family} has means off by at most {judgement.mean_shift:.2f} sd "
+            f"({judgement.mean_of}), sds by {100 * judgement.width_shift:.0f} % ({judgement.width_of}); {found}."
+        )
     if judgement.trust == "trust" and judgement.refined:
         return (
             f"Trust the importance-resampled draws, which are the default of samples(): {shown} before resampling; "

@@ -1,0 +1,254 @@
+r"""Draws of q moved by Hamiltonian Monte Carlo, which leaves the density as it is: what they say of q.
+
+With many numbers importance weights say little: an error too small to matter in each of 500 of them adds up in the
+weight of a draw. Moves do not have that: in the coordinates in which q is standard normal, trajectories of a quarter of
+a period replace a draw by a nearly independent one, number by number, and steps need to shrink only with the fourth
+root of how many there are (Beskos et al., 2013). So some hundred chains that begin as draws of q are moved a few tens
+of times. If q is the density, nothing changes; if not, the moved draws show by how much every mean and standard
+deviation is off, and are draws of the density themselves, provided that they have settled. Whether they have is asked
+in three ways: half of the chains begin wider than q, and must end where the others do; the later half of the moves must
+agree with the earlier one; and a chain must forget where it was within a few moves, which it does not in a funnel.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from ..numerics.programs import compiled
+from ..numerics.trees import unravel
+from .density import Density
+from .importance import Shift
+
+CHAINS = 256
+"""How many chains are moved side by side; a half of them begin wider than q."""
+
+BURN = 10
+"""How many moves chains take before they count."""
+
+KEPT = (20, 80)
+"""How many then, and how many where that is too few to tell what matters from chance."""
+
+WIDER = 1.3
+"""How much wider than q, as a factor of its standard deviations, half of the chains begin."""
+
+ACCEPTANCE = 0.6
+"""Below it the moves are no longer nearly independent draws, and nothing is concluded from them."""
+
+_LARGEST_STEP = 0.8
+_DISAGREEMENT = 4.5  # standard errors between two halves, of which there are as many as numbers
+_MOST_APART = 6.0  # With chains that need more moves to forget where they were, a few tens of them say little.
+_LARGEST_ERROR = 0.03  # The standard error of means, in standard deviations, and of these, as a fraction.
+
+
+class Chains(NamedTuple):
+    """Chains in the coordinates in which q is standard normal.
+
+    Attributes:
+        positions: where they are.
+        values: −log p there.
+        gradients: its gradients, in the same coordinates.
+    """
+
+    positions: Float[Array, "B P"]
+    values: Float[Array, " B"]
+    gradients: Float[Array, "B P"]
+
+
+class Whitened(NamedTuple):
+    """The Gaussian whose coordinates are used: θ = m + xA.
+
+    Attributes:
+        mean: m.
+        root: A, of which AᵀA is the covariance.
+    """
+
+    mean: Float[np.ndarray, " P"]
+    root: Float[np.ndarray, "P P"]
+
+    def points(self, positions: Float[np.ndarray, "B P"]) -> Float[np.ndarray, "B P"]:
+        return self.mean + positions @ self.root
+
+
+@compiled(static="function")
+def _evaluate(function: Callable[..., Any], like: Any, frame: Whitened, positions: Any, arguments: tuple) -> Chains:
+    return Chains(positions, *_slopes(function, like, frame, positions, arguments))
+
+
+def _slopes(function: Callable[..., Any], like: Any, frame: Whitened, positions: Array, arguments: tuple) -> Any:
+    negative = lambda x: -jnp.asarray(function(unravel(x, like), *arguments)).reshape(())
+    values, gradients = jax.vmap(jax.value_and_grad(negative))(frame.mean + positions @ frame.root)
+    return values, gradients @ frame.root.T
+
+
+@compiled(static="function")
+def _move(
+    function: Callable[..., Any],
+    like: Any,
+    frame: Whitened,
+    chains: Chains,
+    momenta: Any,
+    uniform: Any,
+    step: Any,
+    leaps: Any,
+    arguments: tuple,
+) -> tuple[Chains, Array]:
+    """One trajectory of every chain, accepted or not, and the probability with which it was accepted."""
+
+    def leap(_: Any, carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        positions, momenta, _, gradients = carry
+        momenta = momenta - 0.5 * step * gradients
+        positions = positions + step * momenta
+        values, gradients = _slopes(function, like, frame, positions, arguments)
+        return positions, momenta - 0.5 * step * gradients, values, gradients
+
+    start = (chains.positions, momenta, chains.values, chains.gradients)
+    positions, after, values, gradients = jax.lax.fori_loop(0, leaps, leap, start)
+    energy = lambda values, momenta: values + 0.5 * jnp.sum(momenta**2, axis=1)
+    log_ratio = energy(chains.values, momenta) - energy(values, after)
+    usable = jnp.isfinite(log_ratio) & jnp.all(jnp.isfinite(gradients), axis=1)
+    probability = jnp.where(usable, jnp.exp(jnp.minimum(log_ratio, 0.0)), 0.0)
+    accepted = uniform < probability
+    choose = lambda new, old: jnp.where(accepted.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+    return jax.tree.map(choose, Chains(positions, values, gradients), chains), probability
+
+
+def first_step(size: int) -> float:
+    """The length of a leap-frog step in so many dimensions, in standard deviations of q."""
+    return min(_LARGEST_STEP, 1.8 * size**-0.25)
+
+
+def moves(
+    density: Density,
+    frame: Whitened,
+    positions: Float[np.ndarray, "B P"],
+    rng: np.random.Generator,
+    *,
+    step: float,
+    adapted: int,
+) -> Iterator[tuple[Float[np.ndarray, "B P"], float, float]]:
+    """Move chains for ever: after every move their positions, the acceptance, and the length of a step.
+
+    Args:
+        density: the density, which the moves leave as it is.
+        frame: the coordinates of the positions.
+        positions: where the chains begin.
+        rng: the source of momenta.
+        step: how long a leap-frog step is at first.
+        adapted: during how many moves it is lengthened or shortened by how many trajectories are accepted.
+    """
+    rows, dtype = density.value_rows, density.dtype
+    frame = Whitened(np.asarray(frame.mean, dtype), np.asarray(frame.root, dtype))
+    fixed = (density.function, density.like, frame)
+    count = len(positions)
+    places = [slice(first, min(first + rows, count)) for first in range(0, count, rows)]
+    filled = lambda x, place: np.resize(x[place], (rows, *x.shape[1:])).astype(dtype)
+    parts = [_evaluate(*fixed, filled(positions, place), density.arguments) for place in places]
+    number = 0
+    while True:
+        momenta, uniform = rng.standard_normal(positions.shape), rng.uniform(size=count)
+        length = step * rng.uniform(0.8, 1.2)  # so that no direction of p returns to where it began every time
+        leaps = max(1, math.ceil(0.5 * math.pi / length))
+        probabilities = np.empty(count)
+        new = np.empty((count, density.size))
+        for k, place in enumerate(places):
+            numbers = filled(momenta, place), filled(uniform, place), np.asarray(length, dtype), np.int32(leaps)
+            parts[k], probability = _move(*fixed, parts[k], *numbers, density.arguments)
+            here = slice(0, place.stop - place.start)
+            new[place], probabilities[place] = np.asarray(parts[k].positions)[here], np.asarray(probability)[here]
+        acceptance = float(np.mean(probabilities))
+        yield new, acceptance, step
+        number += 1
+        if number < adapted:
+            step = step * 0.7 if acceptance < 0.7 else min(_LARGEST_STEP, step * 1.15) if acceptance > 0.9 else step
+
+
+class Moved(NamedTuple):
+    """Chains after a move that counts.
+
+    Attributes:
+        points: θ of every chain; chains that began wider come last.
+        acceptance: the part of the trajectories that was accepted.
+        step: the length of their leap-frog steps.
+    """
+
+    points: Float[np.ndarray, "B P"]
+    acceptance: float
+    step: float
+
+
+def moved_draws(
+    density: Density,
+    frame: Whitened,
+    rng: np.random.Generator,
+    *,
+    chains: int = CHAINS,
+    step: float | None = None,
+) -> Iterator[Moved]:
+    """Draws of a Gaussian after every one of their moves, for ever, but for the first moves, which do not count.
+
+    Args:
+        density: the density.
+        frame: the Gaussian.
+        rng: the source of draws and moves.
+        chains: how many draws.
+        step: the length of a leap-frog step, where it is known from before.
+    """
+    positions = rng.standard_normal((chains, density.size))
+    positions[chains // 2 :] *= WIDER
+    adapted = BURN if step is None else 0
+    step = first_step(density.size) if step is None else step
+    endless = moves(density, frame, positions, rng, step=step, adapted=adapted)
+    for here, acceptance, length in itertools.islice(endless, BURN, None):
+        yield Moved(frame.points(here), acceptance, length)
+
+
+def shift_of_moves(
+    moved: Float[np.ndarray, "K B D"], mean: Float[np.ndarray, " D"], std: Float[np.ndarray, " D"]
+) -> tuple[Shift, bool]:
+    """By how much means and standard deviations of moved draws differ from those of q, and whether they have settled.
+
+    Args:
+        moved: every number of every chain after each move.
+        mean: the means under q.
+        std: the standard deviations under q.
+    """
+    kept, chains, _ = moved.shape
+    center = np.mean(moved, axis=(0, 1))
+    deviations = moved - center
+    variance = np.mean(deviations**2, axis=(0, 1))
+    scale = np.sqrt(np.maximum(variance, np.finfo(float).tiny))
+    firsts, seconds = deviations / scale, (deviations / scale) ** 2
+    settled = True
+    for values in (firsts, seconds):
+        early, late = np.mean(values[: kept // 2], axis=0), np.mean(values[kept // 2 :], axis=0)
+        narrow, wide = np.mean(values[:, : chains // 2], axis=0), np.mean(values[:, chains // 2 :], axis=0)
+        settled &= _agree(np.mean(late - early, axis=0), np.std(late - early, axis=0) / math.sqrt(chains))
+        between = math.sqrt(2 / chains) * np.sqrt(np.var(narrow, axis=0) + np.var(wide, axis=0))
+        settled &= _agree(np.mean(wide, axis=0) - np.mean(narrow, axis=0), between)
+        # By how many moves two of them must be apart to be independent, were chains made of such pieces.
+        apart = kept * np.var(np.mean(values, axis=0), axis=0) / np.maximum(np.var(values, axis=(0, 1)), 1e-300)
+        settled &= bool(np.all(apart <= _MOST_APART))
+    error = lambda values: np.std(np.mean(values, axis=0), axis=0) / math.sqrt(chains)
+    mean_error, width_error = error(firsts), 0.5 * error(seconds)
+    constant = std <= 1e-12 * (1 + np.abs(mean))
+    zero = lambda x: np.where(constant, 0.0, x)
+    shift = Shift(zero((center - mean) / scale), zero(std / scale - 1), zero(mean_error), zero(width_error))
+    return shift, settled
+
+
+def precise(shift: Shift) -> bool:
+    """Whether moved draws are enough to tell what matters from chance."""
+    return bool(max(np.max(shift.mean_error), np.max(shift.width_error)) <= _LARGEST_ERROR)
+
+
+def _agree(difference: np.ndarray, error: np.ndarray) -> bool:
+    """Whether no number differs by more than chance explains."""
+    return bool(np.all(np.abs(difference) <= np.maximum(_DISAGREEMENT * error, 1e-9)))
