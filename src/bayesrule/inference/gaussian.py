@@ -144,7 +144,7 @@ def natural_errors(at: Placed, there: Expansion) -> tuple[float, float]:
     deviations = np.sqrt(np.sum(at.root**2, axis=0))
     whitened = at.root @ there.hessian @ at.root.T - np.eye(len(at.mean))
     shift = at.root.T @ (at.root @ there.gradient) / deviations
-    widths = 0.5 * np.einsum("ai,ab,bi->i", at.root, whitened, at.root) / deviations**2
+    widths = 0.5 * np.sum(at.root * (whitened @ at.root), axis=0) / deviations**2
     errors = float(np.max(np.abs(shift))), float(np.max(np.abs(widths)))
     return errors if np.all(np.isfinite(errors)) and np.isfinite(there.value) else (np.inf, np.inf)
 

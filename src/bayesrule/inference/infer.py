@@ -30,7 +30,7 @@ from .gaussian import GaussianFit, fit_gaussian, place, start_of, variational_ru
 from .importance import Importance, Shift, importance, shift_of
 from .mixture import Components, components_of, fit_mixture, match_moments, widened
 from .modes import Mode, climb, draw_starts, flat_direction, tell_apart
-from .moves import ACCEPTANCE, KEPT, Whitened, moved_draws, precise, shift_of_moves
+from .moves import ACCEPTANCE, KEPT, MovedMoments, Whitened, moved_draws, precise
 from .posterior import Posterior, Record, columns_of, theta_names
 from .verdict import KHAT_LIMIT, LEAST_EFFECTIVE, Judgement, comfortable, judge, judge_by_moves, sentence, weakest
 
@@ -367,17 +367,17 @@ def _judged_by_moves(
     """
     mean, covariance = answer.components.moments()
     own = _numbers(density, answer.points)
-    numbers: list[np.ndarray] = []
+    moments = MovedMoments(np.mean(own, axis=0), np.std(own, axis=0))
     for moved in moved_draws(density, Whitened(mean, np.linalg.cholesky(covariance).T), rng):
-        watched.say(f"moving draws by Hamiltonian Monte Carlo: {len(numbers)} moves")
+        watched.say(f"moving draws by Hamiltonian Monte Carlo: {moments.count} moves")
         if moved.acceptance < ACCEPTANCE or watched.stop():
             break
-        numbers.append(_numbers(density, moved.points))
-        if len(numbers) in KEPT:
-            shift, settled = shift_of_moves(np.stack(numbers), np.mean(own, axis=0), np.std(own, axis=0))
+        moments.add(_numbers(density, moved.points))
+        if moments.count in KEPT:
+            shift, settled = moments.shift()
             if settled and precise(shift):
                 return answer._replace(judgement=judge_by_moves(shift, _names(density))), moved.step
-            if not settled or len(numbers) == KEPT[-1]:
+            if not settled or moments.count == KEPT[-1]:
                 break
     return answer, None
 

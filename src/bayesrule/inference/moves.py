@@ -44,6 +44,7 @@ ACCEPTANCE = 0.6
 
 _LARGEST_STEP = 0.8
 _DISAGREEMENT = 4.5  # standard errors between two halves, of which there are as many as numbers
+_BLOCK = 10
 _MOST_APART = 6.0  # With chains that need more moves to forget where they were, a few tens of them say little.
 _LARGEST_ERROR = 0.03  # The standard error of means, in standard deviations, and of these, as a fraction.
 
@@ -210,38 +211,61 @@ def moved_draws(
         yield Moved(frame.points(here), acceptance, length)
 
 
-def shift_of_moves(
-    moved: Float[np.ndarray, "K B D"], mean: Float[np.ndarray, " D"], std: Float[np.ndarray, " D"]
-) -> tuple[Shift, bool]:
-    """By how much means and standard deviations of moved draws differ from those of q, and whether they have settled.
+class MovedMoments:
+    """Moments of every number over the moves of each chain, as moves come in, compared with those under q.
+
+    Sums over blocks of moves are kept and not the draws themselves: with thousands of numbers these would fill the
+    memory.
 
     Args:
-        moved: every number of every chain after each move.
         mean: the means under q.
         std: the standard deviations under q.
     """
-    kept, chains, _ = moved.shape
-    center = np.mean(moved, axis=(0, 1))
-    deviations = moved - center
-    variance = np.mean(deviations**2, axis=(0, 1))
-    scale = np.sqrt(np.maximum(variance, np.finfo(float).tiny))
-    firsts, seconds = deviations / scale, (deviations / scale) ** 2
-    settled = True
-    for values in (firsts, seconds):
-        early, late = np.mean(values[: kept // 2], axis=0), np.mean(values[kept // 2 :], axis=0)
-        narrow, wide = np.mean(values[:, : chains // 2], axis=0), np.mean(values[:, chains // 2 :], axis=0)
-        settled &= _agree(np.mean(late - early, axis=0), np.std(late - early, axis=0) / math.sqrt(chains))
-        between = math.sqrt(2 / chains) * np.sqrt(np.var(narrow, axis=0) + np.var(wide, axis=0))
-        settled &= _agree(np.mean(wide, axis=0) - np.mean(narrow, axis=0), between)
-        # By how many moves two of them must be apart to be independent, were chains made of such pieces.
-        apart = kept * np.var(np.mean(values, axis=0), axis=0) / np.maximum(np.var(values, axis=(0, 1)), 1e-300)
-        settled &= bool(np.all(apart <= _MOST_APART))
-    error = lambda values: np.std(np.mean(values, axis=0), axis=0) / math.sqrt(chains)
-    mean_error, width_error = error(firsts), 0.5 * error(seconds)
-    constant = std <= 1e-12 * (1 + np.abs(mean))
-    zero = lambda x: np.where(constant, 0.0, x)
-    shift = Shift(zero((center - mean) / scale), zero(std / scale - 1), zero(mean_error), zero(width_error))
-    return shift, settled
+
+    def __init__(self, mean: Float[np.ndarray, " D"], std: Float[np.ndarray, " D"]):
+        self.constant = std <= 1e-12 * (1 + np.abs(mean))  # such as a weight on a simplex of one
+        self.mean, self.std = mean, np.where(self.constant, 1.0, std)
+        self.count = 0
+        self._blocks: list[np.ndarray] = []  # sums of u and u² over a block of moves for every chain
+        self._powers = np.zeros((2, len(mean)))  # sums of u³ and u⁴ over all moves and chains
+
+    def add(self, numbers: Float[np.ndarray, "B D"]) -> None:
+        """Take in the numbers of all chains after one more move."""
+        u = np.where(self.constant, 0.0, (numbers - self.mean) / self.std)
+        if self.count % _BLOCK == 0:
+            self._blocks.append(np.zeros((2, *u.shape)))
+        squares = u**2
+        self._blocks[-1] += (u, squares)
+        self._powers += (np.sum(u * squares, axis=0), np.sum(squares**2, axis=0))
+        self.count += 1
+
+    def shift(self) -> tuple[Shift, bool]:
+        """By how much the moments of the moved draws differ from those of q, and whether they have settled."""
+        blocks = np.stack(self._blocks)
+        half, chains = len(blocks) // 2, blocks.shape[2]
+        center, second = np.mean(np.sum(blocks, axis=0), axis=1) / self.count
+        third, fourth = self._powers / (self.count * chains)
+        variance = np.maximum(second - center**2, np.finfo(float).tiny)
+        # Averages over a chain, or a part of it, of the standardised number and of its square.
+        firsts = lambda sums, moves: (sums[0] / moves - center) / np.sqrt(variance)
+        squares = lambda sums, moves: (sums[1] / moves - 2 * center * sums[0] / moves + center**2) / variance
+        kurtosis = (fourth - 4 * center * third + 6 * center**2 * second - 3 * center**4) / variance**2
+        settled, errors = True, []
+        for average, own_variance in ((firsts, 1.0), (squares, np.maximum(kurtosis - 1, 1e-300))):
+            drift = average(np.sum(blocks[half:], axis=0), self.count - half * _BLOCK)
+            drift = drift - average(np.sum(blocks[:half], axis=0), half * _BLOCK)
+            settled &= _agree(np.mean(drift, axis=0), np.std(drift, axis=0) / math.sqrt(chains))
+            values = average(np.sum(blocks, axis=0), self.count)
+            narrow, wide = values[: chains // 2], values[chains // 2 :]
+            between = math.sqrt(2 / chains) * np.sqrt(np.var(narrow, axis=0) + np.var(wide, axis=0))
+            settled &= _agree(np.mean(wide, axis=0) - np.mean(narrow, axis=0), between)
+            # By how many moves two of them must be apart to be independent, were chains made of such pieces.
+            apart = self.count * np.var(values, axis=0) / own_variance
+            settled &= bool(np.all(self.constant | (apart <= _MOST_APART)))
+            errors.append(np.std(values, axis=0) / math.sqrt(chains))
+        zero = lambda x: np.where(self.constant, 0.0, x)
+        shifts = zero(center / np.sqrt(variance)), zero(1 / np.sqrt(variance) - 1)
+        return Shift(*shifts, zero(errors[0]), zero(0.5 * errors[1])), settled
 
 
 def precise(shift: Shift) -> bool:
