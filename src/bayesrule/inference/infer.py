@@ -28,7 +28,7 @@ from .density import Density, constrained, generator_of, log_densities
 from .gaussian import GaussianFit, fit_gaussian, place, start_of, variational_rule
 from .importance import Importance, Shift, importance, shift_of
 from .mixture import Components, components_of, fit_mixture, match_moments, widened
-from .modes import Mode, climb, draw_starts, flat_direction, tell_apart
+from .modes import Mode, climb, draw_starts, endless_direction, flat_direction, tell_apart
 from .posterior import Posterior, Record, columns_of, theta_names
 from .verdict import KHAT_LIMIT, LEAST_EFFECTIVE, Judgement, comfortable, judge, sentence, weakest
 
@@ -257,18 +257,26 @@ def _find_modes(
         reason = None if explain is None else explain()
         raise ValueError(
             "The log density is not a finite number at any start"
-            + (f": {reason}" if reason else ". Check the data for NaN, and that the start is inside its support.")
+            + (
+                f": {reason}"
+                if reason
+                else ". Starts are drawn around zero, or around start= where it has values: check the data for NaN, "
+                "and give a start at which the density is positive and does not overflow."
+            )
         )
     modes = tell_apart(climb(density, positions, watched.stop))
     if not modes:
         raise ValueError("The derivatives of the log density are not finite numbers at any start.")
-    flat = None if modes[0].converged else flat_direction(density, modes[0])
-    if flat is not None:
-        name = theta_names(density)[int(np.argmax(np.abs(flat)))]
-        raise ValueError(
-            f"The posterior is improper: the density hardly changes when {name} moves by ten thousand. Give it a "
-            "proper prior, or take it out of the model if nothing depends on it."
-        )
+    for direction, what in (
+        (endless_direction(modes[0]), "the density rises without end along"),
+        (flat_direction(density, modes[0]), "the density does not fall, however far one goes along"),
+    ):
+        if direction is not None:
+            name = theta_names(density)[int(np.argmax(np.abs(direction)))]
+            raise ValueError(
+                f"The posterior is improper: {what} {name}. Give it a proper prior, or take it out of the model if "
+                "nothing depends on it."
+            )
     return modes
 
 
@@ -307,8 +315,9 @@ def _fit_gaussians(
     if not fits:
         raise ValueError(
             "No Gaussian has a finite bound: the density rises without end, so that the posterior is improper, or it "
-            "is zero or overflows close to each of its modes. Give every parameter a proper prior, and reparametrise "
-            "the model so that its support is the whole space."
+            "is zero or overflows close to each place where it is high. Give every parameter a proper prior; "
+            "reparametrise the model so that its support is the whole space; or give a start (start=) close to where "
+            "the density is high, if that is narrow and far from zero."
         )
     if watched.checkpoint is not None:
         save(watched.checkpoint, fits[0].q)

@@ -41,7 +41,9 @@ _STEPS = 60
 _BOUND_POINTS = 32
 _HALVINGS = 30
 _DECREMENT = 1e-6  # Nats to gain, to second order, below which a start has arrived.
-_FLAT = 1e-6  # Directions of so little curvature are tried for whether the density falls at all.
+_FLAT = 1e-2  # Directions of so little curvature are tried for whether the density falls at all.
+_LONGEST = 1e3  # A step is at most so many times as long as the way from zero, where there is hardly any curvature.
+_ENDLESS = 1e12  # Nats that no posterior has, so that a density which has reached them rises for ever.
 _SAME = 0.1  # Two ends are one mode if they are so close, as a squared distance in standard deviations.
 _BEHIND = 7.0  # A mode so many nats of evidence behind the best has less than a thousandth of its weight.
 
@@ -111,7 +113,7 @@ def positive_definite(hessian: Float[np.ndarray, "P P"]) -> tuple[Float[np.ndarr
     except np.linalg.LinAlgError:
         pass
     values, vectors = np.linalg.eigh(hessian)
-    sizes = np.maximum(np.abs(values), 1e-8 * np.max(np.abs(values), initial=1e-300))
+    sizes = np.maximum(np.abs(values), 1e-8 * np.max(np.abs(values), initial=1e-20))
     return (vectors * sizes) @ vectors.T, False
 
 
@@ -199,8 +201,17 @@ def _steps_of(density: Density, positions: Any, gradients: Any, matrices: Any) -
     # Some starts may have been left out; with a power of two lanes there is one program for all numbers of them.
     extra = (1 << (count - 1).bit_length()) - count
     cast = lambda x: np.concatenate([x, np.repeat(x[-1:], extra, axis=0)]).astype(density.dtype)
-    whole, decrements = _newton_steps(NEWTON, cast(positions), cast(gradients), cast(matrices))
-    return np.asarray(whole, np.float64)[:count], np.asarray(decrements, np.float64)[:count]
+    found = _newton_steps(NEWTON, cast(positions), cast(gradients), cast(matrices))
+    whole, decrements = (np.array(leaf, np.float64)[:count] for leaf in found)
+    # Along a slope without curvature a whole step overflows, and halving it does not come back in time.
+    steps = whole - positions
+    longest = _LONGEST * (1 + np.max(np.abs(positions), axis=1))
+    lengths = np.max(np.abs(steps), axis=1)
+    capped = np.isfinite(lengths) & (lengths > longest)
+    steps[capped] *= (longest[capped] / lengths[capped])[:, None]
+    whole[capped] = positions[capped] + steps[capped]
+    decrements[capped] = 0.5 * np.abs(np.sum(gradients[capped] * steps[capped], axis=1))
+    return whole, decrements
 
 
 def _line_search(
@@ -236,16 +247,26 @@ def _line_search(
 def flat_direction(density: Density, mode: Mode) -> Float[np.ndarray, " P"] | None:
     """A direction along which the density does not fall, however far one goes: then it has no integral.
 
+    It may do so on both sides, or on one of them alone, as where a linear predictor separates two classes.
+
     Returns:
         The direction, of length 1, or None if no eigenvector of the precision is one.
     """
     values, vectors = np.linalg.eigh(mode.precision)
     center = float(log_densities(density, mode.position[None])[0])
-    for vector in vectors.T[values < _FLAT * max(1.0, float(np.max(values)))]:
-        places = mode.position + np.array([-1e4, -1e2, 1e2, 1e4])[:, None] * vector
-        if np.all(np.abs(log_densities(density, places) - center) < 0.5):
-            return vector
+    far = np.geomspace(1e4, 1e6, 7)
+    for vector in vectors.T[values < _FLAT]:
+        for side in (vector, -vector):
+            there = log_densities(density, mode.position + far[:, None] * side)
+            # A density with an integral falls by 4.6 nats at least over this stretch, or it is next to nothing there.
+            if np.all(np.isfinite(there)) and np.ptp(there) < 1e-3 and there[0] > center - 30.0:
+                return side
     return None
+
+
+def endless_direction(mode: Mode) -> Float[np.ndarray, " P"] | None:
+    """Where the density rises for ever: the way from zero to a place with more nats than any posterior has, or None."""
+    return mode.position / np.linalg.norm(mode.position) if mode.evidence > _ENDLESS else None
 
 
 def tell_apart(ends: list[Mode]) -> list[Mode]:
