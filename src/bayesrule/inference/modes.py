@@ -259,7 +259,7 @@ def flat_direction(density: Density, mode: Mode) -> Float[np.ndarray, " P"] | No
         for side in (vector, -vector):
             there = log_densities(density, mode.position + far[:, None] * side)
             # A density with an integral falls by 4.6 nats at least over this stretch, or it is next to nothing there.
-            if np.all(np.isfinite(there)) and np.ptp(there) < 1e-3 and there[0] > center - 30.0:
+            if np.all(np.isfinite(there)) and np.all(np.diff(there) > -1e-3) and there[0] > center - 30.0:
                 return side
     return None
 

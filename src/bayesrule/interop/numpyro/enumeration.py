@@ -27,12 +27,14 @@ class Discrete(NamedTuple):
     Attributes:
         sites: their names.
         dependent: the deterministic sites whose values depend on theirs.
+        scanned: whether some are inside of a scan.
         nesting: how many dimensions, counted from the right, plates and batches take.
     """
 
     sites: tuple[str, ...]
     dependent: tuple[str, ...]
     nesting: int
+    scanned: bool
 
     @staticmethod
     def of(model: Model, args: tuple, kwargs: Mapping[str, Any], sites: Sites) -> Discrete | None:
@@ -48,7 +50,8 @@ class Discrete(NamedTuple):
                 )
         _check_funsor(list(found))
         dependent = _dependent(model, args, kwargs, sites, found)
-        return Discrete(tuple(found), dependent, _nesting(sites))
+        scanned = any("_scan_current_index" in site["infer"] for site in found.values())
+        return Discrete(tuple(found), dependent, _nesting(sites), scanned)
 
     def error(self, sites: Sites, error: Exception) -> ValueError:
         """What to say where the model cannot be run on all values of its discrete sites at once."""
@@ -58,7 +61,7 @@ class Discrete(NamedTuple):
             "takes other axes for values of discrete sites."
             if bare
             else "Write it so that it broadcasts: jnp.where in place of `if`, indexing as in locations[z], no `expand` "
-            "to a fixed shape after z, and observations in plates."
+            "to a fixed shape after z, observations in plates, and no z[group] of a site z in a plate of groups."
         )
         return ValueError(
             f"The discrete latent sites {list(self.sites)} are summed out, for which NumPyro runs the model on all of "
@@ -68,9 +71,16 @@ class Discrete(NamedTuple):
 
 def enumerated(model: Model, nesting: int) -> Model:
     """The model run on all values of its discrete sites at once."""
-    from numpyro.contrib.funsor import config_enumerate, enum
+    from numpyro.contrib.funsor import enum
 
-    return enum(config_enumerate(model), -nesting - 1)
+    return enum(marked(model), -nesting - 1)
+
+
+def marked(model: Model) -> Model:
+    """The model with its discrete sites marked as sites to enumerate."""
+    from numpyro.contrib.funsor import config_enumerate
+
+    return config_enumerate(model)
 
 
 def _check_funsor(names: list[str]) -> None:
@@ -79,7 +89,7 @@ def _check_funsor(names: list[str]) -> None:
     except ImportError as error:
         raise ImportError(
             f"The latent sites {names} are discrete, and NumPyro sums them out by funsor, which is not installed: "
-            "pip install funsor."
+            "pip install 'bayesrule[numpyro]'."
         ) from error
 
 
@@ -96,10 +106,11 @@ def _unplated(site: Mapping[str, Any]) -> tuple[int, ...]:
     """The batch shape of a site that has rows outside of plates; () of all others, and inside of a scan."""
     if site["type"] != "sample" or "_scan_current_index" in site["infer"]:
         return ()
-    shape = site["fn"].batch_shape
+    own = np.shape(site["value"])
+    shape = np.broadcast_shapes(site["fn"].batch_shape, own[: len(own) - site["fn"].event_dim])
     plates = {frame.dim for frame in site["cond_indep_stack"]}
     bare = any(size > 1 and dim - len(shape) not in plates for dim, size in enumerate(shape))
-    return tuple(shape) if bare else ()
+    return shape if bare else ()
 
 
 def _dependent(model: Model, args: tuple, kwargs: Mapping[str, Any], sites: Sites, discrete: Sites) -> tuple[str, ...]:
@@ -137,7 +148,13 @@ def _equal(one: Any, other: Any) -> bool:
 def draw_discrete(
     key: Key, discrete: Discrete, model: Model, args: tuple, kwargs: Mapping[str, Any], draws: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The discrete sites, given the data and draws of all other sites, and the deterministic ones that depend on them."""
+    """The discrete sites, given the data and draws of all other sites, and deterministic sites that depend on them."""
+    if discrete.scanned:
+        raise NotImplementedError(
+            f"NumPyro cannot draw the discrete sites {list(discrete.sites)}, which are inside of a scan: its "
+            "infer_discrete does not work there. Write the steps as a loop with numpyro.contrib.funsor.markov, or run "
+            "the backward pass by hand on draws of the other sites."
+        )
     draws = jax.tree.map(jnp.asarray, dict(draws))  # Inside of a scan a NumPy array cannot be indexed by z.
     sample_key, replay_key = jax.random.split(key)
     found = Predictive(model, posterior_samples=draws, infer_discrete=True, return_sites=list(discrete.sites))(
@@ -152,12 +169,16 @@ def draw_discrete(
 class DependentObservations(ValueError):
     """Observations share a discrete site, so that with it summed out there is no log likelihood of each."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "The observations depend on each other once the discrete latent sites are summed out, as in a hidden "
-            "Markov model, so that there is no log likelihood of each. For the one given the discrete sites add these "
-            "to the draws: posterior.log_likelihood(draws | posterior.discrete_samples(key, draws))."
+    def __init__(self, *, scanned: bool) -> None:
+        what = (
+            "The observations depend on each other once the discrete latent sites are summed out, so that there is no "
+            "log likelihood of each, and no loo()."
         )
+        other = (
+            " For the one given the discrete sites add these to the draws: "
+            "posterior.log_likelihood(draws | posterior.discrete_samples(key, draws))."
+        )
+        super().__init__(what if scanned else what + other)
 
 
 class _Changed(Distribution):
@@ -198,7 +219,7 @@ def log_likelihood_rows(
     """
     observed = observed_sites(sites)
     if any("_scan_current_index" in site["infer"] for site in observed.values()):
-        raise DependentObservations
+        raise DependentObservations(scanned=True)
     rows = {name: jax.eval_shape(site["fn"].log_prob, site["value"]).shape for name, site in observed.items()}
 
     def joint(changes: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
@@ -231,7 +252,7 @@ def log_likelihood_rows(
     totals = sum(np.sum(np.asarray(leaf).reshape(len(leaf), -1), axis=1) for leaf in likelihood.values())
     rounding = 1e3 * float(jnp.finfo(missing.dtype).eps) * max(1.0, float(np.max(np.abs(totals))))
     if not float(np.max(np.abs(missing))) <= rounding:
-        raise DependentObservations
+        raise DependentObservations(scanned=False)
     return likelihood
 
 

@@ -18,7 +18,7 @@ from ...inference.density import constrained
 from ...inference.posterior import Posterior
 from ...numerics.random import Key
 from .arviz import to_arviz
-from .enumeration import draw_discrete, log_likelihood_rows
+from .enumeration import draw_discrete, log_likelihood_rows, marked
 from .leave_one_out import LeaveOneOut
 from .model import Traced, Values
 
@@ -136,7 +136,8 @@ class NumpyroPosterior(Posterior):
             "dense_mass": [sites],
             "adapt_mass_matrix": False,  # A short warm-up would replace it by a worse one.
         } | options
-        return NUTS(self.traced.fixed_model, **settings), begin["init_params"]
+        model = self.traced.fixed_model
+        return NUTS(model if self.traced.discrete is None else marked(model), **settings), begin["init_params"]
 
     def save(self, path: str | Path) -> None:
         """Save the approximation and its verdict, without the model and the data: `load` puts them together again."""

@@ -34,8 +34,10 @@ def run(model: Model, args: tuple, kwargs: Mapping[str, Any], key: Any = 0, stra
         except Exception as error:
             at, last = _site_of(error), next(reversed(sites), None)
             place = f"at its site {at!r}" if at else f"after its site {last!r}" if last else "before its first site"
+            nan = _places_of_nan((args, dict(kwargs)))
+            hint = f" There are NaN in the arguments ({nan}): leave these rows out, or fill them in." if nan else ""
             raise ValueError(
-                f"The model cannot be run on these arguments: {type(error).__name__} {place}: {error}"
+                f"The model cannot be run on these arguments: {type(error).__name__} {place}: {error}{hint}"
             ) from error
     return dict(sites)
 
@@ -133,9 +135,9 @@ def explain(traces: list[Sites], args: Any) -> str | None:
     for name, site in traces[0].items():
         if site["type"] != "sample":
             continue
-        found = [np.asarray(sites[name]["fn"].log_prob(sites[name]["value"])) for sites in traces if name in sites]
-        if all(np.all(np.isfinite(log_prob)) for log_prob in found):
-            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of values outside of a support, which is what is looked for
+            found = [np.asarray(sites[name]["fn"].log_prob(sites[name]["value"])) for sites in traces if name in sites]
         if any(np.all(np.isfinite(log_prob)) for log_prob in found):
             continue  # At other values it is.
         bad = int(np.sum(~np.isfinite(found[0])))
@@ -156,9 +158,11 @@ def _places_of_nan(args: Any) -> str:
     for path, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
         if not isinstance(leaf, np.ndarray | jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
             continue
+        if isinstance(leaf, jax.core.Tracer):
+            continue
         count = int(np.sum(np.isnan(np.asarray(leaf))))
         if count:
             first, *rest = path
-            kind = "args" if first.idx == 0 else "kwargs"
+            kind = "args" if getattr(first, "idx", 0) == 0 else "kwargs"
             places.append(f"{count} in {kind}{jax.tree_util.keystr(tuple(rest))}")
     return ", ".join(places)
