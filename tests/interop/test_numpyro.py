@@ -20,6 +20,7 @@ from numpyro.infer import MCMC  # noqa: E402  (skipped above where NumPyro is mi
 from numpyro.infer.reparam import LocScaleReparam  # noqa: E402  (skipped above where NumPyro is missing)
 
 from bayesrule.interop import numpyro as bridge  # noqa: E402  (skipped above where NumPyro is missing)
+from bayesrule.interop.numpyro.centring import decentred  # noqa: E402  (skipped above where NumPyro is missing)
 
 KEY = jax.random.key(0)
 DRAWS = 4000
@@ -116,11 +117,50 @@ def wrong_shapes(y):
     numpyro.sample("y", dist.Normal(jnp.ones((5, 4)) @ w, 1.0), obs=y)
 
 
+def wrong_plate(y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    with numpyro.plate("rows", 5):
+        numpyro.sample("y", dist.Normal(jnp.zeros(7) + w, 1.0), obs=y)
+
+
+def wrong_data(y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(jnp.zeros(5) + w, 1.0), obs=y)
+
+
+def inputs(x, y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(w * x, 1.0, validate_args=False), obs=y)
+
+
+def positive_data(y):
+    shape = numpyro.sample("shape", dist.HalfNormal(1.0))
+    numpyro.sample("y", dist.Gamma(shape, 1.0), obs=y)
+
+
+def branches(y):
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(w if w > 0 else 0.0, 1.0), obs=y)
+
+
+def free(y):
+    numpyro.sample("free", dist.ImproperUniform(dist.constraints.positive, (), ()))
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+
+def flat(y):
+    numpyro.sample("free", dist.ImproperUniform(dist.constraints.real, (), ()))
+    w = numpyro.sample("w", dist.Normal(0.0, 1.0))
+    numpyro.sample("y", dist.Normal(w, 1.0), obs=y)
+
+
 def nothing_latent(y):
     numpyro.sample("y", dist.Normal(0.0, 1.0), obs=y)
 
 
 Y = np.random.default_rng(0).normal(size=12)
+HOLES = np.where(Y > 1, np.nan, Y)
 
 
 @pytest.mark.parametrize(
@@ -130,9 +170,31 @@ Y = np.random.default_rng(0).normal(size=12)
         (poisson_latent, (jnp.asarray(Y),), r"latent site 'count' is discrete \(Poisson\).*DiscreteHMCGibbs"),
         (wrong_shapes, (jnp.asarray(Y),), "after its site 'w'"),
         (nothing_latent, (jnp.asarray(Y),), "no continuous latent site"),
-        (simple, (jnp.asarray(np.where(Y > 1, np.nan, Y)),), "observed site 'y' has [1-9][0-9]* NaN among its 12"),
+        (wrong_plate, (jnp.asarray(Y),), "at its site 'y'"),
+        (wrong_data, (jnp.asarray(Y),), r"observed site 'y' has values of shape \(12,\).*Normal\) the shape \(5,\)"),
+        (simple, (jnp.asarray(HOLES),), "observed site 'y' has [1-9][0-9]* NaN among its 12.*handlers.mask"),
+        (simple, (jnp.asarray(np.where(Y > 1, np.inf, Y)),), "observed site 'y' has [1-9][0-9]* infinite among its 12"),
+        (inputs, (jnp.asarray(HOLES), Y), r"site 'y' is not, in [1-9] of its 12.*NaN .*\([1-9] in args\[0\]\)"),
+        (positive_data, (jnp.asarray(Y),), "site 'y' is not, in [1-9] of its 12 entries.*support of its distribution"),
+        (branches, (jnp.asarray(Y),), "looks at the value of a latent site.*jnp.where"),
+        (flat, (jnp.asarray(Y),), "posterior is improper.*along free.*proper prior"),
+        (free, (jnp.asarray(Y),), "posterior is improper.*along free.*proper prior"),
     ],
-    ids=["subsample", "discrete", "shapes", "nothing", "NaN"],
+    ids=[
+        "subsample",
+        "discrete",
+        "shapes",
+        "nothing",
+        "shapes in a plate",
+        "shapes of data",
+        "NaN",
+        "infinite",
+        "NaN in inputs",
+        "support",
+        "branches",
+        "flat",
+        "rising",
+    ],
 )
 def test_a_model_that_cannot_work_is_one_error_with_the_site_in_it(model, args, message):
     with pytest.raises(ValueError, match=message):
@@ -141,7 +203,7 @@ def test_a_model_that_cannot_work_is_one_error_with_the_site_in_it(model, args, 
 
 def test_enumeration_needs_funsor_by_name(monkeypatch):
     monkeypatch.setitem(sys.modules, "numpyro.contrib.funsor", None)  # as where it is not installed
-    with pytest.raises(ImportError, match=r"\['which'\] are discrete.*pip install funsor"):
+    with pytest.raises(ImportError, match=r"\['which'\] are discrete.*funsor, which is not installed"):
         bridge.fit(bernoulli_latent, (jnp.asarray(Y),), key=KEY)
 
 
@@ -153,6 +215,63 @@ def test_values_outside_of_the_support_name_the_site():
 
     with pytest.raises(ValueError, match="site 'never' is not"):
         bridge.fit(zero_density, (jnp.asarray(Y),), key=KEY)
+
+
+def test_a_module_without_its_library_asks_for_it(monkeypatch):
+    """Networks as sites: `random_flax_module` imports flax when the model is run."""
+    from numpyro.contrib.module import random_flax_module
+
+    def network(x, y):
+        net = random_flax_module("net", None, prior=dist.Normal(0.0, 1.0), input_shape=(1,))
+        numpyro.sample("y", dist.Normal(net(x[:, None])[:, 0], 1.0), obs=y)
+
+    monkeypatch.setitem(sys.modules, "flax", None)  # as where it is not installed
+    with pytest.raises(ImportError, match="flax"):
+        bridge.fit(network, (jnp.asarray(Y), jnp.asarray(Y)), key=KEY)
+
+
+def test_a_network_as_a_site_against_linear_algebra():
+    """A layer of flax with standard normal weights is a Gaussian linear model."""
+    nn = pytest.importorskip("flax.linen")
+    from numpyro.contrib.module import random_flax_module
+
+    def network(x, y):
+        net = random_flax_module("net", nn.Dense(1, param_dtype=float), prior=dist.Normal(0.0, 1.0), input_shape=(1,))
+        with numpyro.plate("rows", len(x)):
+            numpyro.sample("y", dist.Normal(net(x[:, None])[:, 0], 0.5), obs=y)
+
+    x = np.linspace(-1.0, 1.0, 12)
+    posterior = bridge.fit(network, (jnp.asarray(x), jnp.asarray(Y)), key=KEY)
+    design = np.stack([np.ones(12), x], axis=1)
+    covariance = np.linalg.inv(np.eye(2) + 4.0 * design.T @ design)
+    assert_allclose(posterior.covariance(), covariance, atol=1e-6)
+    found = [posterior.mean["net/bias"].item(), posterior.mean["net/kernel"].item()]
+    assert_allclose(found, covariance @ (4.0 * design.T @ Y), atol=1e-6)
+
+
+def test_observations_that_broadcast_by_accident_are_warned_of():
+    """A column of values and a row of distributions are all pairs of them."""
+
+    def accident(y):
+        w = numpyro.sample("w", dist.Normal(jnp.zeros(12), 1.0).to_event(1))
+        numpyro.sample("y", dist.Normal(w, 1.0), obs=y[:, None])
+
+    with pytest.warns(UserWarning, match=r"'y' has values of shape \(12, 1\).*makes 144 observations"):
+        bridge.Traced.of(accident, (jnp.asarray(Y),), None)
+
+
+def test_a_start_inside_of_a_support_that_another_site_decides():
+    """Uniform(0, x) at x = 50 has a start at 40, and none at 60."""
+
+    def bounded(y):
+        x = numpyro.sample("x", dist.Gamma(2.0, 0.1))
+        u = numpyro.sample("u", dist.Uniform(0.0, x))
+        numpyro.sample("y", dist.Normal(u, 5.0), obs=y)
+
+    posterior = bridge.fit(bounded, (jnp.asarray(40.0),), key=KEY, start={"x": 50.0, "u": 40.0})
+    assert np.all(posterior.samples(KEY, 100)["u"] < posterior.samples(KEY, 100)["x"])
+    with pytest.raises(ValueError, match=r"start of 'u', 60.0, is not inside"):
+        bridge.fit(bounded, (jnp.asarray(40.0),), key=KEY, start={"x": 50.0, "u": 60.0})
 
 
 def test_wrong_names_and_options():
@@ -307,6 +426,32 @@ def test_arviz_has_every_group_and_the_same_loo(fitted):
     assert_allclose(ours.pointwise, theirs.loo_i.values.ravel(), atol=1e-8)
     assert_allclose([ours.elpd, ours.error, ours.effective_parameters], [theirs.elpd_loo, theirs.se, theirs.p_loo])
     assert_allclose(ours.khat, theirs.pareto_k.values.ravel(), atol=1e-8)
+
+
+def test_a_decentred_posterior_is_loaded_as_such(automatic, tmp_path):
+    automatic.save(tmp_path / "schools.npz")
+    loaded = bridge.load(tmp_path / "schools.npz", schools, SCHOOLS)
+    assert loaded.decentred == ("theta",)
+    one, two = (posterior.samples(jax.random.key(1), 5)["theta"] for posterior in (loaded, automatic))
+    assert_allclose(one, two, rtol=1e-12)
+    with pytest.raises(ValueError, match=r"holds a posterior of the sites \['mu', 'tau', 'theta_decentered'\]"):
+        bridge.load(tmp_path / "schools.npz", handlers.scope(schools, prefix="a"), SCHOOLS)
+
+
+def test_models_that_are_made_on_the_way_are_the_same_in_a_second_fit():
+    """Programs are kept under the density's function: equal for a decentred model, and for one with a `param`."""
+
+    def learned(y):
+        scale = numpyro.param("scale", 2.0)
+        numpyro.sample("y", dist.Normal(numpyro.sample("mean", dist.Normal(0.0, 1.0)), scale), obs=y)
+
+    other = (SCHOOLS[0], 2.0 + SCHOOLS[1])
+    cases = [(lambda: decentred(schools, frozenset({"theta"})), SCHOOLS, other), (lambda: learned, (Y,), (2.0 * Y,))]
+    for make, data, new in cases:
+        one, two = (bridge.Traced.of(make(), args, None).density() for args in (data, new))
+        assert one.function == two.function
+        assert one.starts == two.starts
+        assert hash(one.function) == hash(two.function)
 
 
 def test_save_and_load(fitted, tmp_path):

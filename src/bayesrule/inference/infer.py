@@ -29,7 +29,7 @@ from .density import Density, constrained, generator_of, log_densities
 from .gaussian import GaussianFit, fit_gaussian, place, start_of, variational_rule
 from .importance import Importance, Shift, importance, shift_of
 from .mixture import Components, components_of, fit_mixture, match_moments, widened
-from .modes import Mode, climb, draw_starts, flat_direction, tell_apart
+from .modes import Mode, climb, draw_starts, endless_direction, flat_direction, look_elsewhere, tell_apart
 from .moves import ACCEPTANCE, KEPT, MovedMoments, Whitened, moved_draws, precise
 from .posterior import Posterior, Record, columns_of, theta_names
 from .verdict import KHAT_LIMIT, LEAST_EFFECTIVE, Judgement, comfortable, judge, judge_by_moves, sentence, weakest
@@ -49,6 +49,7 @@ _STEPS, _ROUNDS = 200, 20  # of a Gaussian with each number of points, and of re
 _MOST_MIXED = 60  # With more numbers than these, weighted draws are too few to refit covariances.
 _SAVE_EVERY = 5.0  # seconds between two checkpoints
 _MATCHED_MEAN, _MATCHED_WIDTH = 0.01, 0.015  # Shifts below these are not worth a correction.
+_PROBE_MARGIN = 1.3  # Where draws farther out show a shift, there is more of it still farther out.
 _BEHIND = 7.0  # A Gaussian whose bound is so many nats behind the best has less than a thousandth of its weight.
 
 
@@ -188,13 +189,13 @@ def infer_density(
             f"{MOST_NUMBERS}): use blr.fit with a diagonal family, such as blr.ivon, or NUTS."
         )
     count = _number_of_starts(density.size) if starts is None else positive_int("starts", starts)
-    start_key, fit_key, draw_key = jax.random.split(key, 3)
+    start_key, look_key, fit_key, draw_key = jax.random.split(key, 4)
     with one_blas_thread(), Interrupt() as interrupt, _Speaker(progress) as speaker:
         watched = _Watched(interrupt, speaker, checkpoint)
         positions = _positions(density, start_key, count, given, q, explain, watched)
         if density.size > _MOST_DENSE:
             density = density.with_sparse_hessian(positions[:_LOOKED_AT])
-        modes = [] if q is not None else _find_modes(density, positions, watched)
+        modes, count = ([], 1) if q is not None else _find_modes(density, look_key, positions, watched)
         beginnings = [q] if q is not None else [start_of(density, mode) for mode in modes[:_MOST_MODES]]
         fits = _fit_gaussians(density, beginnings, fit_key, tolerance, products, watched)
         rng = generator_of(draw_key)
@@ -216,7 +217,7 @@ def infer_density(
         family="Gaussian" if len(components.weights) == 1 else f"mixture of {len(components.weights)} Gaussians",
         tried=tried,
         agreed=agreed,
-        starts=count if q is None else 1,
+        starts=count,
         modes=len(converged),
         advice=advice or _ADVICE,
     )
@@ -228,7 +229,7 @@ def infer_density(
         judgement=judgement,
         verdict=verdict,
         modes=tuple(modes),
-        starts=count if q is None else 1,
+        starts=count,
         agreed=agreed,
         samples=best.samples,
         steps=best.steps,
@@ -272,24 +273,38 @@ def _positions(
         reason = None if explain is None else explain()
         raise ValueError(
             "The log density is not a finite number at any start"
-            + (f": {reason}" if reason else ". Check the data for NaN, and that the start is inside its support.")
+            + (
+                f": {reason}"
+                if reason
+                else ". Starts are drawn around zero, or around start= where it has values: check the data for NaN, "
+                "and give a start at which the density is positive and does not overflow."
+            )
         )
     return positions
 
 
-def _find_modes(density: Density, positions: Float[np.ndarray, "K P"], watched: _Watched) -> list[Mode]:
-    """The modes that the starts lead to; an error where there are none."""
-    modes = tell_apart(climb(density, positions, watched.stop))
-    if not modes:
+def _find_modes(
+    density: Density, key: Key, positions: Float[np.ndarray, "K P"], watched: _Watched
+) -> tuple[list[Mode], int]:
+    """The modes that the starts lead to, and how many starts there were; an error where there are no modes."""
+    ends = climb(density, positions, watched.stop)
+    if not ends:
         raise ValueError("The derivatives of the log density are not finite numbers at any start.")
-    flat = None if modes[0].converged else flat_direction(density, modes[0])
-    if flat is not None:
-        name = theta_names(density)[int(np.argmax(np.abs(flat)))]
-        raise ValueError(
-            f"The posterior is improper: the density hardly changes when {name} moves by ten thousand. Give it a "
-            "proper prior, or take it out of the model if nothing depends on it."
-        )
-    return modes
+    modes = tell_apart(ends)
+    others = look_elsewhere(density, key, modes, positions[0])
+    if len(others) and not watched.stop():
+        modes = tell_apart([*ends, *climb(density, others, watched.stop)])
+    for direction, what in (
+        (endless_direction(modes[0]), "the density rises without end along"),
+        (flat_direction(density, modes[0]), "the density does not fall, however far one goes along"),
+    ):
+        if direction is not None:
+            name = theta_names(density)[int(np.argmax(np.abs(direction)))]
+            raise ValueError(
+                f"The posterior is improper: {what} {name}. Give it a proper prior, or take it out of the model if "
+                "nothing depends on it."
+            )
+    return modes, len(positions) + len(others)
 
 
 def _fit_gaussians(
@@ -327,8 +342,9 @@ def _fit_gaussians(
     if not fits:
         raise ValueError(
             "No Gaussian has a finite bound: the density rises without end, so that the posterior is improper, or it "
-            "is zero or overflows close to each of its modes. Give every parameter a proper prior, and reparametrise "
-            "the model so that its support is the whole space."
+            "is zero or overflows close to each place where it is high. Give every parameter a proper prior; "
+            "reparametrise the model so that its support is the whole space; or give a start (start=) close to where "
+            "the density is high, if that is narrow and far from zero."
         )
     if watched.checkpoint is not None:
         save(watched.checkpoint, fits[0].q)
@@ -422,7 +438,8 @@ def _probe(
     if weighted.effective < LEAST_EFFECTIVE:
         return None
     own = importance(components.log_prob(points) - log_r)
-    judgement = judge(weighted, _shift(density, points, weighted, own.log_weights), names, mixture=False)
+    shift = _shift(density, points, weighted, own.log_weights)
+    judgement = judge(weighted, shift, names, mixture=False, margin=_PROBE_MARGIN)
     if weighted.khat > max(KHAT_LIMIT, khat + 0.2):
         return judgement._replace(trust="means only")
     return judgement if weighted.khat < KHAT_LIMIT else None

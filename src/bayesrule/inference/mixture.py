@@ -29,6 +29,7 @@ WIDE = 3.0
 
 _SHRINK = 0.02  # The part of each covariance that is kept from before, so that few draws do not make it singular.
 _LEAST_WEIGHT = 0.005
+_LEAST_ROUNDS, _EVEN_ENOUGH = 4, 0.985  # Draws that are worth so large a part of their number leave nothing to improve.
 _BIRTHS = (1, 3, 5, 7)  # After which rounds components are added, where the weights are still uneven.
 _BORN = 2
 _MOST_COMPONENTS = 12
@@ -141,7 +142,8 @@ def fit_mixture(
             best, worse = (q, weighted), 0
         else:
             worse += 1
-        if worse >= 4 or stop():
+        enough = number >= _LEAST_ROUNDS and weighted.effective > _EVEN_ENOUGH * draws
+        if worse >= 4 or enough or stop():
             break
         log_weights = _tempered(weighted.log_weights, q.means.shape[1])
         if number in _BIRTHS and weighted.effective < 0.7 * draws:

@@ -37,11 +37,18 @@ CANDIDATES = 8
 RADII = (0.5, 2.0, 1.0, 4.0)
 """The half-widths of the boxes around zero from which starts are drawn, in turn."""
 
+FAR_RADII = (2.0, 4.0, 8.0, 16.0)
+"""Half-widths of the boxes in which places are looked at that the modes do not explain."""
+
+_PLACES, _MOST_LOOKED, _MOST_ELSEWHERE = 512, 20, 8  # Of so many places, with so many numbers at most, the best few.
+_UNEXPLAINED = 8.0  # Nats by which the density there is above that of the modes that are known.
 _STEPS = 60
 _BOUND_POINTS = 32
 _HALVINGS = 30
 _DECREMENT = 1e-6  # Nats to gain, to second order, below which a start has arrived.
-_FLAT = 1e-6  # Directions of so little curvature are tried for whether the density falls at all.
+_FLAT = 1e-2  # Directions of so little curvature are tried for whether the density falls at all.
+_LONGEST = 1e3  # A step is at most so many times as long as the way from zero, where there is hardly any curvature.
+_ENDLESS = 1e12  # Nats that no posterior has, so that a density which has reached them rises for ever.
 _SAME = 0.1  # Two ends are one mode if they are so close, as a squared distance in standard deviations.
 _BEHIND = 7.0  # A mode so many nats of evidence behind the best has less than a thousandth of its weight.
 
@@ -111,7 +118,7 @@ def positive_definite(hessian: Float[np.ndarray, "P P"]) -> tuple[Float[np.ndarr
     except np.linalg.LinAlgError:
         pass
     values, vectors = np.linalg.eigh(hessian)
-    sizes = np.maximum(np.abs(values), 1e-8 * np.max(np.abs(values), initial=1e-300))
+    sizes = np.maximum(np.abs(values), 1e-8 * np.max(np.abs(values), initial=1e-20))
     return (vectors * sizes) @ vectors.T, False
 
 
@@ -207,8 +214,17 @@ def _steps_of(density: Density, positions: Any, gradients: Any, matrices: Any) -
     # Some starts may have been left out; with a power of two lanes there is one program for all numbers of them.
     extra = (1 << (count - 1).bit_length()) - count
     cast = lambda x: np.concatenate([x, np.repeat(x[-1:], extra, axis=0)]).astype(density.dtype)
-    whole, decrements = _newton_steps(NEWTON, cast(positions), cast(gradients), cast(matrices))
-    return np.asarray(whole, np.float64)[:count], np.asarray(decrements, np.float64)[:count]
+    found = _newton_steps(NEWTON, cast(positions), cast(gradients), cast(matrices))
+    whole, decrements = (np.array(leaf, np.float64)[:count] for leaf in found)
+    # Along a slope without curvature a whole step overflows, and halving it does not come back in time.
+    steps = whole - positions
+    longest = _LONGEST * (1 + np.max(np.abs(positions), axis=1))
+    lengths = np.max(np.abs(steps), axis=1)
+    capped = np.isfinite(lengths) & (lengths > longest)
+    steps[capped] *= (longest[capped] / lengths[capped])[:, None]
+    whole[capped] = positions[capped] + steps[capped]
+    decrements[capped] = 0.5 * np.abs(np.sum(gradients[capped] * steps[capped], axis=1))
+    return whole, decrements
 
 
 def _line_search(
@@ -244,16 +260,67 @@ def _line_search(
 def flat_direction(density: Density, mode: Mode) -> Float[np.ndarray, " P"] | None:
     """A direction along which the density does not fall, however far one goes: then it has no integral.
 
+    It may do so on both sides, or on one of them alone, as where a linear predictor separates two classes.
+
     Returns:
         The direction, of length 1, or None if no eigenvector of the precision is one.
     """
     values, vectors = np.linalg.eigh(mode.precision)
     center = float(log_densities(density, mode.position[None])[0])
-    for vector in vectors.T[values < _FLAT * max(1.0, float(np.max(values)))]:
-        places = mode.position + np.array([-1e4, -1e2, 1e2, 1e4])[:, None] * vector
-        if np.all(np.abs(log_densities(density, places) - center) < 0.5):
-            return vector
+    for value, vector in zip(values, vectors.T, strict=True):
+        if value >= _FLAT:
+            break
+        # The unit is a standard deviation where the curvature tells one: a number may be large in its own units.
+        far = np.geomspace(1e4, 1e6, 7) * min(1e6, max(value, 1e-300) ** -0.5)
+        for side in (vector, -vector):
+            there = log_densities(density, mode.position + far[:, None] * side)
+            # A density with an integral falls by 4.6 nats at least over this stretch, or it is next to nothing there.
+            if np.all(np.isfinite(there)) and np.all(np.diff(there) > -1e-3) and there[0] > center - 30.0:
+                return side
     return None
+
+
+def endless_direction(mode: Mode) -> Float[np.ndarray, " P"] | None:
+    """Where the density rises for ever: the way from zero to a place with more nats than any posterior has, or None."""
+    return mode.position / np.linalg.norm(mode.position) if mode.evidence > _ENDLESS else None
+
+
+def look_elsewhere(
+    density: Density, key: Key, modes: list[Mode], center: Float[np.ndarray, " P"]
+) -> Float[np.ndarray, "K P"]:
+    """Places that the modes do not explain: of a density far above that of Laplace's approximations at all of them.
+
+    Starts are few and close to zero, and most of them lead to the mode with the largest basin. Values cost little
+    beside Hessians, so that many places are looked at, around the center and from the prior; heavier tails than a
+    Gaussian's stand out there as well, and lead back to a mode that is known.
+
+    Args:
+        density: the density.
+        key: a JAX key.
+        modes: those that are known.
+        center: the first start.
+
+    Returns:
+        A few places of high density, or none.
+    """
+    if density.size > _MOST_LOOKED or not any(mode.converged for mode in modes):
+        return np.zeros((0, density.size))
+    box_key, prior_key = jax.random.split(key)
+    boxes = generator_of(box_key).uniform(-1.0, 1.0, (_PLACES, density.size))
+    places = center + np.repeat(FAR_RADII, _PLACES // len(FAR_RADII))[:, None] * boxes
+    prior = prior_draws(density, prior_key, _PLACES)
+    if prior is not None:
+        places = np.concatenate([places, np.clip(np.where(np.isfinite(prior), prior, 0.0), -1e3, 1e3)])
+    logs = log_densities(density, places)
+    explained = np.full(len(places), -np.inf)
+    for mode in modes:
+        deviations = places - mode.position
+        peak = mode.evidence - 0.5 * density.size * math.log(2 * math.pi)
+        peak = peak + 0.5 * float(np.linalg.slogdet(mode.precision)[1])
+        explained = np.maximum(explained, peak - 0.5 * np.sum((deviations @ mode.precision) * deviations, axis=1))
+    logs = np.where(logs > explained + _UNEXPLAINED, logs, -np.inf)
+    chosen = np.argsort(-logs)[:_MOST_ELSEWHERE]
+    return places[chosen[np.isfinite(logs[chosen])]]
 
 
 def tell_apart(ends: list[Mode]) -> list[Mode]:

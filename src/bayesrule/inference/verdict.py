@@ -65,7 +65,7 @@ class Judgement(NamedTuple):
         return self.source != "approximation"
 
 
-def judge(weighted: Importance, shift: Shift, names: list[str], *, mixture: bool) -> Judgement:
+def judge(weighted: Importance, shift: Shift, names: list[str], *, mixture: bool, margin: float = 1.0) -> Judgement:
     """Judge an approximation by its importance weights and the shifts that they show.
 
     Args:
@@ -75,13 +75,14 @@ def judge(weighted: Importance, shift: Shift, names: list[str], *, mixture: bool
         mixture: whether the approximation is a mixture that was fitted to weighted draws. Only its weighted draws are
             trusted where itself is not: a Gaussian's tails may be too short for its weights to have seen what is
             missing, with a k̂ that does not show it.
+        margin: by which factor the shifts are taken larger than they are shown.
     """
     means, widths = np.abs(shift.mean), np.abs(shift.width)
     worst_mean, worst_width = int(np.argmax(means)), int(np.argmax(widths))
     even = weighted.effective >= EVEN * len(weighted.log_weights)
     believed = (weighted.khat < KHAT_LIMIT or even) and weighted.effective >= LEAST_EFFECTIVE
     # With k̂ near its limit the weights have not seen all of the tails, and the widths are off by more than they show.
-    margin = 1.0 + float(np.clip(weighted.khat - 0.3, 0.0, 0.5))
+    margin = margin + float(np.clip(weighted.khat - 0.3, 0.0, 0.5))
     good_means = bool(np.all(margin * means + shift.mean_error <= MEAN_LIMIT))
     good_widths = bool(np.all(margin * widths + shift.width_error <= WIDTH_LIMIT))
     trust: Trust = "do not trust"

@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from ..numerics.random import Key
+from ...numerics.random import Key
+from .enumeration import DependentObservations
 
 if TYPE_CHECKING:
-    from .numpyro import NumpyroPosterior
+    from .posterior import NumpyroPosterior
 
 
 def to_arviz(posterior: NumpyroPosterior, key: Key, count: int) -> Any:
     """Draws, predictions, log likelihood and data of a posterior, as one chain.
 
     The verdict is in the attributes of the groups `posterior` and `sample_stats`; the latter has log q and log p of
-    every draw.
+    every draw. Discrete latent sites, which are summed out, are not among the draws; `log_likelihood` is left out where
+    observations depend on each other for that reason.
 
     Args:
         posterior: the posterior.
@@ -35,7 +37,10 @@ def to_arviz(posterior: NumpyroPosterior, key: Key, count: int) -> Any:
     }
     if observed:
         predicted = posterior.predictive(predict_key, sites=list(observed), draws=draws)
-        likelihood = posterior.log_likelihood(draws)
+        try:
+            likelihood = posterior.log_likelihood(draws)
+        except DependentObservations:  # as in a hidden Markov model: there is nothing to put into that group
+            likelihood = {}
         groups["posterior_predictive"] = {name: predicted[name] for name in observed if name in predicted}
         groups["log_likelihood"] = {name: likelihood[name] for name in observed if name in likelihood}
     one_chain: dict[str, Any] = {
