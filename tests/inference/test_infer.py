@@ -186,7 +186,8 @@ def test_summary_and_text(fitted):
     assert str(summary).endswith(fitted.verdict)
     assert "log evidence" in str(fitted)
     assert fitted.verdict.startswith("Trust the ")
-    assert "8 of 8 starts agree" in fitted.verdict
+    agreed, starts = fitted.verdict.split(" starts agree")[0].split("; ")[-1].split(" of ")
+    assert int(agreed) == int(starts) >= 8  # eight, and those that looked elsewhere
     assert "QuasiMonteCarlo" in str(fitted.rule)
 
 
@@ -271,6 +272,21 @@ def test_two_modes_become_a_mixture_with_their_weights():
     assert_allclose(np.std(draws), deviation, rtol=0.1)
 
 
+def hidden_mode(x):
+    """0.8 N((−4, 0), 1) + 0.2 N((4, 2), 0.6²): starts close to zero lead to the first."""
+    left = math.log(0.8) - 0.5 * (x[0] + 4.0) ** 2 - 0.5 * x[1] ** 2
+    right = math.log(0.2 / 0.36) - 0.5 * ((x[0] - 4.0) ** 2 + (x[1] - 2.0) ** 2) / 0.36
+    return jnp.logaddexp(left, right)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_mode_with_a_small_basin_is_found(seed):
+    posterior = blr.infer(hidden_mode, jnp.zeros(2), key=jax.random.key(seed))
+    assert posterior.trust == "trust"
+    draws = posterior.samples(jax.random.key(9), DRAWS)
+    assert abs(np.mean(draws[:, 0] > 0) - 0.2) < 0.02 + 4 * math.sqrt(0.16 / DRAWS)
+
+
 def student(x):
     """Student's t with four degrees of freedom, standardised: the standard deviation is √2."""
     return -2.5 * jnp.sum(jnp.log1p(x**2 / 4.0))
@@ -319,7 +335,7 @@ def test_progress_says_what_is_done():
     blr.infer(gamma, {"x": 1.0}, constraints={"x": "positive"}, key=KEY, starts=2, progress=lines.append)
     assert "2 starts" in lines[0]
     assert any("step" in line and "bound" in line for line in lines)
-    assert "importance weights" in lines[-1]
+    assert any("importance weights" in line for line in lines)
 
 
 def test_starts_is_a_number():

@@ -418,7 +418,7 @@ def _judged(density: Density, components: Components, rng: np.random.Generator, 
     points = components.draw(rng, DRAWS)
     weighted = importance(log_densities(density, points) - components.log_prob(points))
     judgement = judge(weighted, _shift(density, points, weighted), names, mixture=len(components.weights) > 1)
-    if judgement.trust != "do not trust" and not judgement.refined:
+    if judgement.trust != "do not trust" and (judgement.within_limits or not judgement.refined):
         judgement = weakest(judgement, _probe(density, components, weighted.khat, rng, names))
     return _Answer(components, points, weighted, judgement)
 
@@ -461,9 +461,11 @@ def _with_matched_moments(density: Density, answer: _Answer, rng: np.random.Gene
     return other if better else answer
 
 
-def _rank(answer: _Answer) -> tuple[int, float]:
-    order = {"trust": 3, "means only": 1, "do not trust": 0}[answer.judgement.trust]
-    return order - int(answer.judgement.refined), answer.weighted.effective
+def _rank(answer: _Answer) -> tuple[int, bool, float]:
+    """What makes one answer better than another: trust, then draws close to the density's own, then even weights."""
+    judgement = answer.judgement
+    order = {"trust": 2, "means only": 1, "do not trust": 0}[judgement.trust]
+    return order, judgement.refined or comfortable(judgement), answer.weighted.effective
 
 
 def _number_of_starts(size: int) -> int:

@@ -245,13 +245,13 @@ class MovedMoments:
         half, chains = len(blocks) // 2, blocks.shape[2]
         center, second = np.mean(np.sum(blocks, axis=0), axis=1) / self.count
         third, fourth = self._powers / (self.count * chains)
-        variance = np.maximum(second - center**2, np.finfo(float).tiny)
+        variance = np.where(self.constant, 1.0, np.maximum(second - center**2, 1e-30))
         # Averages over a chain, or a part of it, of the standardised number and of its square.
         firsts = lambda sums, moves: (sums[0] / moves - center) / np.sqrt(variance)
         squares = lambda sums, moves: (sums[1] / moves - 2 * center * sums[0] / moves + center**2) / variance
         kurtosis = (fourth - 4 * center * third + 6 * center**2 * second - 3 * center**4) / variance**2
         settled, errors = True, []
-        for average, own_variance in ((firsts, 1.0), (squares, np.maximum(kurtosis - 1, 1e-300))):
+        for average, own_variance in ((firsts, 1.0), (squares, kurtosis - 1)):
             drift = average(np.sum(blocks[half:], axis=0), self.count - half * _BLOCK)
             drift = drift - average(np.sum(blocks[:half], axis=0), half * _BLOCK)
             settled &= _agree(np.mean(drift, axis=0), np.std(drift, axis=0) / math.sqrt(chains))
@@ -260,7 +260,7 @@ class MovedMoments:
             between = math.sqrt(2 / chains) * np.sqrt(np.var(narrow, axis=0) + np.var(wide, axis=0))
             settled &= _agree(np.mean(wide, axis=0) - np.mean(narrow, axis=0), between)
             # By how many moves two of them must be apart to be independent, were chains made of such pieces.
-            apart = self.count * np.var(values, axis=0) / own_variance
+            apart = self.count * np.var(values, axis=0) / np.maximum(own_variance, 1e-300)
             settled &= bool(np.all(self.constant | (apart <= _MOST_APART)))
             errors.append(np.std(values, axis=0) / math.sqrt(chains))
         zero = lambda x: np.where(self.constant, 0.0, x)

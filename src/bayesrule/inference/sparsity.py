@@ -7,7 +7,7 @@ because a Hessian is symmetric (Coleman and Moré, 1984). So a few columns are c
 groups: a hierarchy with 500 groups and five shared numbers takes six products in place of 505.
 
 Which entries are zero is read from Hessians at several points, where structural zeros are exact. An entry may be zero
-there and not elsewhere (behind a `where`, say), so that every evaluation takes one more product, with random signs,
+there and not elsewhere (behind a `where`, say), so that every evaluation takes one more product, with random numbers,
 which the recovered matrix must reproduce.
 """
 
@@ -84,7 +84,8 @@ def color(pattern: Bool[np.ndarray, "P P"]) -> Coloring | None:
     count = -(-(int(np.max(best)) + 2) // _ROUND) * _ROUND
     seeds = np.zeros((count, size))
     seeds[best, np.arange(size)] = 1.0
-    seeds[-1] = np.random.default_rng(0).choice([-1.0, 1.0], size)
+    # Numbers of different sizes: with signs alone, an entry between two columns of a group would pass half of the time.
+    seeds[-1] = np.random.default_rng(0).uniform(0.5, 1.5, size)
     rows, columns = np.nonzero(pattern)
     direct = alone[columns] | ~alone[rows]  # Else the entry's row is polluted, and its mirror image is not.
     product, place = np.where(direct, best[columns], best[rows]), np.where(direct, rows, columns)

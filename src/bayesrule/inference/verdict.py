@@ -29,6 +29,9 @@ REFINED_KHAT = 0.5
 REFINED = 0.75
 """And which part of their number they must be worth."""
 
+WORTH_REFINING = 0.03
+"""Shifts of a mixture above this are corrected by its weights, where these can be relied on."""
+
 LEAST_EFFECTIVE = 200.0
 """How many draws the weighted ones must be worth, so that the shifts can be told from noise."""
 
@@ -64,6 +67,11 @@ class Judgement(NamedTuple):
         """Whether the draws to rely on are others than those of the approximation."""
         return self.source != "approximation"
 
+    @property
+    def within_limits(self) -> bool:
+        """Whether the shifts of the approximation itself are no larger than "trust" promises."""
+        return self.mean_shift <= MEAN_LIMIT and self.width_shift <= WIDTH_LIMIT
+
 
 def judge(weighted: Importance, shift: Shift, names: list[str], *, mixture: bool, margin: float = 1.0) -> Judgement:
     """Judge an approximation by its importance weights and the shifts that they show.
@@ -87,9 +95,12 @@ def judge(weighted: Importance, shift: Shift, names: list[str], *, mixture: bool
     good_widths = bool(np.all(margin * widths + shift.width_error <= WIDTH_LIMIT))
     trust: Trust = "do not trust"
     source: Source = "approximation"
+    refinable = mixture and weighted.khat < REFINED_KHAT and weighted.effective >= REFINED * len(weighted.log_weights)
     if believed and good_means and good_widths:
         trust = "trust"
-    elif mixture and weighted.khat < REFINED_KHAT and weighted.effective >= REFINED * len(weighted.log_weights):
+        # Within what is promised, and still not as good as the weights can make it.
+        source = "weights" if refinable and max(means[worst_mean], widths[worst_width]) > WORTH_REFINING else source
+    elif refinable:
         trust, source = "trust", "weights"
     elif believed and good_means:
         trust = "means only"
