@@ -52,9 +52,10 @@ def to_arviz(posterior: NumpyroPosterior, key: Key, count: int) -> Any:
         "inference_library": "bayesrule",
         "verdict": posterior.verdict,
         "trust": posterior.trust,
-        "khat": posterior.khat,
-        "bound": posterior.bound,
-        "log_evidence": posterior.log_evidence,
+        "khat": float(posterior.khat),
+        "bound": float(posterior.bound),
+        "log_evidence": float(posterior.log_evidence),
+        "log_evidence_error": float(posterior.log_evidence_error),
     }
     attrs: dict[str, Any] = {"posterior": attributes, "sample_stats": attributes}
     data: dict[str, Any] = (

@@ -127,14 +127,16 @@ class NumpyroPosterior(Posterior):
             **options: Further options of `numpyro.infer.NUTS`.
 
         Returns:
-            The kernel, and the `init_params` of `MCMC(kernel, …).run(key, *args, init_params=…, **kwargs)`. A few
-            warm-up steps find the step size.
+            The kernel, and the `init_params` of `MCMC(kernel, …).run(key, *args, init_params=…, **kwargs)`. Fifteen
+            warm-up steps find the step size. With 20 to 150 NumPyro looks for it anew in the last tenth of them alone,
+            for the sake of a mass matrix that is not adapted here: fewer are better, and 19 the most that makes sense.
         """
         begin, sites = self.nuts_start(key, chains), tuple(sorted(self.density.like))
         settings: Any = {
             "inverse_mass_matrix": {sites: begin["inverse_mass_matrix"]},
             "dense_mass": [sites],
             "adapt_mass_matrix": False,  # A short warm-up would replace it by a worse one.
+            "step_size": self.density.size**-0.25,  # about that of a standard Gaussian of so many numbers
         } | options
         model = self.traced.fixed_model
         return NUTS(model if self.traced.discrete is None else marked(model), **settings), begin["init_params"]
