@@ -395,4 +395,4 @@ def fit_gaussian_of(posterior):
     density = posterior.density
     start = blr.Gaussian(posterior.mean, jnp.asarray(np.linalg.inv(posterior.covariance())))
     how = {"samples": posterior.record.samples, "tolerance": 1e-6, "steps": 100, "products": 0}
-    return fit_gaussian(density, start, KEY, **how).q
+    return fit_gaussian(density, start, np.random.default_rng(0), **how).q

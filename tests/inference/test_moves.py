@@ -90,7 +90,7 @@ def test_many_skewed_numbers_are_trusted_and_right():
 def test_moved_draws_survive_saving(tmp_path):
     from bayesrule.inference.posterior import load_posterior
 
-    one_skewed = lambda x: 0.8 * x[0] - jnp.exp(x[0]) + jnp.sum(5.0 * x[1:] - jnp.exp(x[1:]))
+    one_skewed = lambda x: 1.5 * x[0] - jnp.exp(x[0]) + jnp.sum(5.0 * x[1:] - jnp.exp(x[1:]))
     posterior = blr.infer(one_skewed, jnp.zeros(70), key=jax.random.key(0))
     assert posterior.record.judgement.source == "moves"
     posterior.save(tmp_path / "posterior.npz")

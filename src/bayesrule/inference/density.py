@@ -30,6 +30,7 @@ ROWS = 32
 _IN_FLIGHT = 2**23
 """How many numbers the tangents of one call may take along with the data: about 64 MB in each intermediate result."""
 
+_PRIOR_ROWS = 64  # How many draws from the prior one call makes.
 _VALUES = 128  # At how many points one call evaluates the density alone, at most: a line search has few of them.
 
 
@@ -230,18 +231,27 @@ def constrained(density: Density, points: Float[np.ndarray, "B P"]) -> PyTree:
     return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
 
 
-@compiled(static="function")
+@compiled(static="function", rare=True)
 def _drawn_starts(function: Callable[..., Any], keys: Array, arguments: tuple) -> Array:
     return jax.vmap(lambda key: ravel(function(key, *arguments)))(keys)
 
 
 def generator_of(key: Key) -> np.random.Generator:
-    """NumPy's generator from a JAX key, for what is drawn on the host, where a new shape costs no program."""
+    """NumPy's generator from a JAX key, for what is drawn on the host, where a new shape costs no program.
+
+    Splitting a JAX key compiles a program for every number of parts; a generator's `spawn` does not.
+    """
     return np.random.default_rng(np.asarray(jax.random.key_data(key)).ravel())
 
 
-def prior_draws(density: Density, key: Key, count: int) -> Float[np.ndarray, "B P"] | None:
+def prior_draws(density: Density, rng: np.random.Generator, count: int) -> Float[np.ndarray, "B P"] | None:
     """So many θ drawn from the prior; None where the density has none."""
     if density.starts is None:
         return None
-    return np.asarray(_drawn_starts(density.starts, jax.random.split(key, count), density.arguments), np.float64)
+    parts = []
+    for first in range(0, count, _PRIOR_ROWS):
+        bits = rng.integers(0, 2**32, (_PRIOR_ROWS, 2), dtype=np.uint32)
+        keys = jax.random.wrap_key_data(jnp.asarray(bits), impl="threefry2x32")
+        drawn = np.asarray(_drawn_starts(density.starts, keys, density.arguments), np.float64)
+        parts.append(drawn[: count - first])
+    return np.concatenate(parts)

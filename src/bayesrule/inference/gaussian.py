@@ -23,14 +23,13 @@ from ..curvature.hessian import Hessian
 from ..curvature.measurement import Measurement
 from ..families.gaussian.full import Gaussian
 from ..numerics.programs import compiled
-from ..numerics.random import Key
 from ..numerics.trees import ravel, unravel
 from ..objectives.external import External
 from ..points.sampling import QuasiMonteCarlo, even_noise
 from ..rule.rule import Rule
 from ..steps.guards import Retraction
 from ..steps.steps import Steps
-from .density import Density, Expansion, average, generator_of, log_densities
+from .density import Density, Expansion, average, log_densities
 from .modes import Mode
 
 _HALVINGS = 25
@@ -158,7 +157,7 @@ def start_of(density: Density, mode: Mode) -> Gaussian:
 def fit_gaussian(
     density: Density,
     start: Gaussian,
-    key: Key,
+    rng: np.random.Generator,
     *,
     samples: int,
     tolerance: float,
@@ -171,7 +170,7 @@ def fit_gaussian(
     Args:
         density: the density.
         start: where to begin.
-        key: for the fresh points that judge the fixed ones.
+        rng: the source of the fresh points that judge the fixed ones.
         samples: how many points to begin with.
         tolerance: the nats that the optimum at the points may still be away.
         steps: how many steps to take at most, with each number of points.
@@ -179,7 +178,7 @@ def fit_gaussian(
         follow: called after every step with the Gaussian, its bound and the number of steps so far; where it returns
             True, no other step follows.
     """
-    at, spent, taken, rng, before = place(start), 0, 0, generator_of(key), np.inf
+    at, spent, taken, before = place(start), 0, 0, np.inf
     cost = density.products + _VALUE_COST
     while True:
         noise = even_noise(samples, density.size)[0]

@@ -189,23 +189,22 @@ def infer_density(
             f"{MOST_NUMBERS}): use blr.fit with a diagonal family, such as blr.ivon, or NUTS."
         )
     count = _number_of_starts(density.size) if starts is None else positive_int("starts", starts)
-    start_key, look_key, fit_key, draw_key = jax.random.split(key, 4)
+    start_rng, look_rng, fit_rng, draw_rng = generator_of(key).spawn(4)
     with one_blas_thread(), Interrupt() as interrupt, _Speaker(progress) as speaker:
         watched = _Watched(interrupt, speaker, checkpoint)
-        positions = _positions(density, start_key, count, given, q, explain, watched)
+        positions = _positions(density, start_rng, count, given, q, explain, watched)
         if density.size > _MOST_DENSE:
             density = density.with_sparse_hessian(positions[:_LOOKED_AT])
-        modes, count = ([], 1) if q is not None else _find_modes(density, look_key, positions, watched)
+        modes, count = ([], 1) if q is not None else _find_modes(density, look_rng, positions, watched)
         beginnings = [q] if q is not None else [start_of(density, mode) for mode in modes[:_MOST_MODES]]
-        fits = _fit_gaussians(density, beginnings, fit_key, tolerance, products, watched)
-        rng = generator_of(draw_key)
-        answer, tried = _choose_family(density, fits, rng, watched)
+        fits = _fit_gaussians(density, beginnings, fit_rng, tolerance, products, watched)
+        answer, tried = _choose_family(density, fits, draw_rng, watched)
         # Where no start has arrived, the density has no highest point that one could reach: it is infinite somewhere,
         # as in the neck of a hierarchy, and draws from elsewhere do not see what mass there is.
         lost = bool(modes) and not any(mode.converged for mode in modes)
         step = None
         if answer.judgement.trust != "trust" and not lost and len(fits) == 1 and not watched.stop():
-            answer, step = _judged_by_moves(density, answer, rng, watched)
+            answer, step = _judged_by_moves(density, answer, draw_rng, watched)
     components, _, weighted, judgement = answer
     if lost:
         judgement = judgement._replace(trust="do not trust", source="approximation")
@@ -257,7 +256,7 @@ class _Watched(NamedTuple):
 
 def _positions(
     density: Density,
-    key: Key,
+    rng: np.random.Generator,
     count: int,
     given: np.ndarray | None,
     q: Gaussian | None,
@@ -266,9 +265,9 @@ def _positions(
 ) -> Float[np.ndarray, "K P"]:
     """Where to start the search for modes, or draws of the Gaussian to go on from; an error where p is zero at all."""
     if q is not None:
-        return components_of(q).draw(generator_of(key), _LOOKED_AT)
+        return components_of(q).draw(rng, _LOOKED_AT)
     watched.say(f"searching for modes from {count} starts")
-    positions = draw_starts(density, key, count, given)
+    positions = draw_starts(density, rng, count, given)
     if not len(positions):
         reason = None if explain is None else explain()
         raise ValueError(
@@ -284,14 +283,14 @@ def _positions(
 
 
 def _find_modes(
-    density: Density, key: Key, positions: Float[np.ndarray, "K P"], watched: _Watched
+    density: Density, rng: np.random.Generator, positions: Float[np.ndarray, "K P"], watched: _Watched
 ) -> tuple[list[Mode], int]:
     """The modes that the starts lead to, and how many starts there were; an error where there are no modes."""
     ends = climb(density, positions, watched.stop)
     if not ends:
         raise ValueError("The derivatives of the log density are not finite numbers at any start.")
     modes = tell_apart(ends)
-    others = look_elsewhere(density, key, modes, positions[0])
+    others = look_elsewhere(density, rng, modes, positions[0])
     if len(others) and not watched.stop():
         modes = tell_apart([*ends, *climb(density, others, watched.stop)])
     for direction, what in (
@@ -308,13 +307,18 @@ def _find_modes(
 
 
 def _fit_gaussians(
-    density: Density, beginnings: list[Gaussian], key: Key, tolerance: float, products: int, watched: _Watched
+    density: Density,
+    beginnings: list[Gaussian],
+    rng: np.random.Generator,
+    tolerance: float,
+    products: int,
+    watched: _Watched,
 ) -> list[GaussianFit]:
     """The distinct Gaussians that have weight, the best first."""
     fits: list[GaussianFit] = []
     best, saved = -np.inf, time.monotonic()
 
-    for number, (beginning, own) in enumerate(zip(beginnings, jax.random.split(key, len(beginnings)), strict=True)):
+    for number, (beginning, own) in enumerate(zip(beginnings, rng.spawn(len(beginnings)), strict=True)):
 
         def follow(q: Gaussian, bound: float, steps: int, number: int = number) -> bool:
             nonlocal best, saved
@@ -383,7 +387,7 @@ def _judged_by_moves(
     """
     mean, covariance = answer.components.moments()
     own = _numbers(density, answer.points)
-    moments = MovedMoments(np.mean(own, axis=0), np.std(own, axis=0))
+    moments, patient = MovedMoments(np.mean(own, axis=0), np.std(own, axis=0)), True
     for moved in moved_draws(density, Whitened(mean, np.linalg.cholesky(covariance).T), rng):
         watched.say(f"moving draws by Hamiltonian Monte Carlo: {moments.count} moves")
         if moved.acceptance < ACCEPTANCE or watched.stop():
@@ -393,8 +397,10 @@ def _judged_by_moves(
             shift, settled = moments.shift()
             if settled and precise(shift):
                 return answer._replace(judgement=judge_by_moves(shift, _names(density))), moved.step
-            if not settled or moments.count == KEPT[-1]:
+            if moments.count == KEPT[-1] or not (settled or patient):
                 break
+            if not settled:  # Chains that began far out may need longer: what was counted so far is left out.
+                moments, patient = MovedMoments(moments.mean, moments.std), False
     return answer, None
 
 

@@ -21,7 +21,6 @@ from ..curvature.hessian import Hessian
 from ..curvature.measurement import Measurement
 from ..families.gaussian.full import Gaussian
 from ..numerics.programs import compiled
-from ..numerics.random import Key
 from ..objectives.external import External
 from ..points.base import Delta
 from ..points.sampling import even_noise
@@ -29,7 +28,7 @@ from ..rule.rule import Rule
 from ..steps.guards import NoGuard
 from ..steps.schedule import Rates
 from ..steps.steps import Steps
-from .density import Density, expand, generator_of, log_densities, prior_draws
+from .density import Density, expand, log_densities, prior_draws
 
 CANDIDATES = 8
 """Among how many draws each start is the one of the highest density."""
@@ -42,6 +41,7 @@ FAR_RADII = (2.0, 4.0, 8.0, 16.0)
 
 _PLACES, _MOST_LOOKED, _MOST_ELSEWHERE = 512, 20, 8  # Of so many places, with so many numbers at most, the best few.
 _UNEXPLAINED = 8.0  # Nats by which the density there is above that of the modes that are known.
+_LANES = 8
 _STEPS = 60
 _BOUND_POINTS = 32
 _HALVINGS = 30
@@ -74,18 +74,19 @@ class Mode(NamedTuple):
     converged: bool
 
 
-def draw_starts(density: Density, key: Key, count: int, given: np.ndarray | None) -> Float[np.ndarray, "K P"]:
+def draw_starts(
+    density: Density, rng: np.random.Generator, count: int, given: np.ndarray | None
+) -> Float[np.ndarray, "K P"]:
     """So many starts of finite density: zero (or the given one), draws from the prior, and draws around zero.
 
     Every start but the first is the best of a few candidates, so that few are hopelessly far out in a tail.
     """
-    box_key, prior_key = jax.random.split(key)
     size = density.size
     center = np.zeros(size) if given is None else given
-    boxes = generator_of(box_key).uniform(-1.0, 1.0, (count, CANDIDATES, size))
+    boxes = rng.uniform(-1.0, 1.0, (count, CANDIDATES, size))
     radii = np.array([RADII[k % len(RADII)] for k in range(count)])
     candidates = center + radii[:, None, None] * boxes
-    prior = prior_draws(density, prior_key, count * CANDIDATES)
+    prior = prior_draws(density, rng, count * CANDIDATES)
     if prior is not None:
         prior = np.clip(np.where(np.isfinite(prior), prior, 0.0), -1e3, 1e3).reshape(candidates.shape)
         candidates[1::2] = prior[1::2]
@@ -211,8 +212,10 @@ def calibrate(density: Density, mode: Mode) -> Mode:
 
 def _steps_of(density: Density, positions: Any, gradients: Any, matrices: Any) -> tuple[np.ndarray, np.ndarray]:
     count = len(positions)
-    # Some starts may have been left out; with a power of two lanes there is one program for all numbers of them.
-    extra = (1 << (count - 1).bit_length()) - count
+    # Some starts may have been left out, and others come later: one program serves all numbers of them up to eight.
+    # With many numbers, more lanes than starts would take longer than another program.
+    lanes = 1 << (count - 1).bit_length()
+    extra = (max(lanes, _LANES) if density.size <= _MOST_LOOKED else lanes) - count
     cast = lambda x: np.concatenate([x, np.repeat(x[-1:], extra, axis=0)]).astype(density.dtype)
     found = _newton_steps(NEWTON, cast(positions), cast(gradients), cast(matrices))
     whole, decrements = (np.array(leaf, np.float64)[:count] for leaf in found)
@@ -286,7 +289,7 @@ def endless_direction(mode: Mode) -> Float[np.ndarray, " P"] | None:
 
 
 def look_elsewhere(
-    density: Density, key: Key, modes: list[Mode], center: Float[np.ndarray, " P"]
+    density: Density, rng: np.random.Generator, modes: list[Mode], center: Float[np.ndarray, " P"]
 ) -> Float[np.ndarray, "K P"]:
     """Places that the modes do not explain: of a density far above that of Laplace's approximations at all of them.
 
@@ -296,7 +299,7 @@ def look_elsewhere(
 
     Args:
         density: the density.
-        key: a JAX key.
+        rng: the source of places.
         modes: those that are known.
         center: the first start.
 
@@ -305,10 +308,9 @@ def look_elsewhere(
     """
     if density.size > _MOST_LOOKED or not any(mode.converged for mode in modes):
         return np.zeros((0, density.size))
-    box_key, prior_key = jax.random.split(key)
-    boxes = generator_of(box_key).uniform(-1.0, 1.0, (_PLACES, density.size))
+    boxes = rng.uniform(-1.0, 1.0, (_PLACES, density.size))
     places = center + np.repeat(FAR_RADII, _PLACES // len(FAR_RADII))[:, None] * boxes
-    prior = prior_draws(density, prior_key, _PLACES)
+    prior = prior_draws(density, rng, _PLACES)
     if prior is not None:
         places = np.concatenate([places, np.clip(np.where(np.isfinite(prior), prior, 0.0), -1e3, 1e3)])
     logs = log_densities(density, places)

@@ -23,10 +23,10 @@ MEAN_LIMIT, WIDTH_LIMIT = 0.1, 0.1
 KHAT_LIMIT = 0.7
 """Above it averages with importance weights have no use (Vehtari et al., 2024)."""
 
-REFINED_KHAT = 0.5
+REFINED_KHAT = 0.6
 """Up to it weighted draws are trusted where the approximation itself is not."""
 
-REFINED = 0.75
+REFINED = 0.8
 """And which part of their number they must be worth."""
 
 WORTH_REFINING = 0.03
