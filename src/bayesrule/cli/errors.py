@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
-import hashlib
 import os
-import platform
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,13 +36,12 @@ def configure_jax() -> None:
     Compiled programs are kept on disk between runs. JAX reads the variables when it is imported, so that nothing is
     done in a process that has imported it.
 
-    XLA logs every program that it writes to disk, which are warnings. On processors with AVX-512 it also logs an
-    error, of 3 kB, for every program that it reads: it compares the features for which the program was compiled with
+    XLA logs every program that it writes to disk, which are warnings. On processors with AVX-512 it also logs two
+    errors, of 3 kB, for every program that it reads: it compares the features for which the program was compiled with
     those of the processor, and takes "prefer-no-gather" and "prefer-no-scatter", which only tell the compiler what is
-    fast, for instructions that the processor lacks. Programs of this folder were compiled for this very processor,
-    because its features are in the folder's name, so that nothing true is lost with these messages. They stay where
-    that is not known: in a folder that the user chose, which other machines may share, and where there are devices
-    other than the CPU.
+    fast, for instructions that the processor lacks. Nothing true is lost with these messages, because a program of
+    another processor is never read: the features are in the key by which JAX looks for it, and
+    `tests/test_jax_canaries.py` holds that. Where there are devices other than the CPU, errors are shown.
     """
     if "jax" in sys.modules:
         return
@@ -52,36 +49,16 @@ def configure_jax() -> None:
     gc.set_threshold(200_000, 20, 20)
     if not _has_accelerator_plugin():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    processor = describe_processor()
-    folder = cache_folder() / "jax" / (processor or "")
+    folder = cache_folder() / "jax"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # The home directory cannot be written to, and every run compiles.
         return
-    is_own_folder = os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder)) == str(folder)
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-    cannot_mismatch = is_own_folder and processor is not None and os.environ.get("JAX_PLATFORMS") == "cpu"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if cannot_mismatch else "2")  # Above errors, above warnings.
-
-
-def describe_processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str | None:
-    """A name of this machine's processor that differs where its instructions do; None where they are not known.
-
-    Args:
-        cpuinfo: Linux's description of the processors.
-    """
-    try:
-        first, *_ = cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")
-    except OSError:  # Not Linux.
-        return None
-    fields = dict(map(str.strip, line.split(":", 1)) for line in first.splitlines() if ":" in line)
-    features = fields.get("flags") or fields.get("Features")  # On x86 and on ARM.
-    if not features:
-        return None
-    identity = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part")
-    described = [platform.machine(), *sorted(features.split()), *(fields.get(name, "") for name in identity)]
-    return f"{platform.machine()}-{hashlib.sha256(' '.join(described).encode()).hexdigest()[:16]}"
+    # 3 leaves out errors, which XLA raises as well where they are not the ones above; 2 leaves out warnings.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if os.environ.get("JAX_PLATFORMS") == "cpu" else "2")
 
 
 def _has_accelerator_plugin() -> bool:

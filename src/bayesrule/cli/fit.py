@@ -52,8 +52,8 @@ def fit(
     column: Annotated[
         list[str] | None,
         typer.Option(
-            help="What a column is, name=kind, where the guess is wrong: number, category, date, skip (leave it out), or "
-            "the format of its dates; may be repeated."
+            help="What a column is, name=kind, where the guess is wrong: number, category, date, skip (leave it out), "
+            "or the format of its dates; may be repeated."
         ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,

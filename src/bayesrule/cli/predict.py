@@ -53,9 +53,9 @@ def predict(
             f"{'it' if count == 1 else 'them'}",
             err=True,
         )
-    missing = loaded.missing(rows)
-    if missing:
-        typer.echo(f"note: {describe_draws(missing)}", err=True)
+    drawn = loaded.missing(rows)
+    if drawn:
+        typer.echo(f"note: {describe_draws(drawn)}", err=True)
     if out is None:
         _write_csv(predictions, sys.stdout)
         return

@@ -80,11 +80,12 @@ def _known_formats(run: Run) -> dict[str, dict[str, Any]]:
     """The formats of the columns that a run predicts from."""
     if run.encoding is None:
         names = [name for name in (run.config["target"], run.config.get("time")) if name is not None]
-        kinds = dict.fromkeys(names, {})
+        kinds: dict[str, dict[str, Any]] = {name: {} for name in names}
     else:
-        columns = [column for column in run.encoding.encoding.columns if column["used"]]
         # Runs of earlier versions do not say how columns were read, only what they are.
-        kinds = {column["name"]: {"kind": "date" if column.get("note") == DATES else column["kind"]} for column in columns}
+        kind = lambda column: "date" if column.get("note") == DATES else column["kind"]
+        used = [column for column in run.encoding.encoding.columns if column["used"]]
+        kinds = {column["name"]: {"kind": kind(column)} for column in used}
     formats = run.summary.get("formats", {})
     return {name: formats.get(name, kind) for name, kind in kinds.items()}
 

@@ -148,8 +148,8 @@ def split(rows: int, config: dict[str, Any], labels: np.ndarray | None = None) -
             test_count -= int(returned.sum())
         if not test_count:
             raise InputError(
-                f"The target has {len(counts)} classes in {rows} rows, and every class needs a row to train on: none is "
-                "left to test. Is it the right column (--target)? Otherwise hold out more rows with --test-size, or "
+                f"The target has {len(counts)} classes in {rows} rows, and every class needs a row to train on: none "
+                "is left to test. Is it the right column (--target)? Otherwise hold out more rows with --test-size, or "
                 "merge rare classes."
             )
     return np.sort(order[test_count:]), np.sort(order[:test_count])

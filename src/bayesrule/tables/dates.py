@@ -103,7 +103,7 @@ def _days(year: int, month: int, day: int) -> float | None:
     """Days since 1970 of a date; None if there is no such date."""
     if year < 100:
         year += 1900 if year >= 69 else 2000  # As in POSIX.
-    if not (1 <= month <= 12 and 1 <= year and 1 <= day <= calendar.monthrange(year, month)[1]):
+    if not (1 <= month <= 12 and year >= 1 and 1 <= day <= calendar.monthrange(year, month)[1]):
         return None
     return float((datetime(year, month, day) - _EPOCH).days)
 

@@ -22,11 +22,10 @@ from .tables import DATES, Column, InputError
 
 MISSING = frozenset(
     ["", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NAN", "NaT", "NULL", "null", "?", "#N/A", "#NULL!", "#DIV/0!"]
-    + ["#VALUE!", "#REF!", "#NAME?", "#NUM!", "-", "--", "---", "–", "—", ".", "..", "..."]
-)
+).union(["#VALUE!", "#REF!", "#NAME?", "#NUM!", "-", "--", "---", "–", "—", ".", "..", "..."])
 """Texts that stand for a missing value in every column."""
 _MISSING_WORDS = frozenset(["none", "na", "null", "nil", "missing", "unknown", "nd", "n.a.", "n.d.", "tbd", "*"])
-"""Texts, in small letters, that stand for a missing value among numbers and dates, and may be a category among words."""
+"""Texts, in small letters, that are missing values among numbers and dates, and may be a category among words."""
 _MOSTLY = 0.95  # A column with this share of numbers is numeric, and its other values are missing.
 _ENOUGH = 20  # Only in a column of more values than these may some be no numbers.
 _EXACT = 2.0**53  # Larger whole numbers are not all doubles.
@@ -302,10 +301,14 @@ class _Reader:
             return self._category(note=note)
         decimal = self.context.options.decimal
         if decimal is None:
-            decision = choose_decimal([self.numerals[place] for place in found], self.context.decimal, self._delimiter())
+            decision = choose_decimal(
+                [self.numerals[place] for place in found], self.context.decimal, self._delimiter()
+            )
             if decision.first is not None and decision.is_contradictory:
-                marks = [f"{self._quote(found[place])} has a decimal {_NAMES[mark]}" for mark, place in
-                         decision.first.items()]
+                marks = [
+                    f"{self._quote(found[place])} has a decimal {_NAMES[mark]}"
+                    for mark, place in decision.first.items()
+                ]
                 note = f"has two kinds of decimal marks: {' and '.join(marks)}. --decimal says which one it is"
                 if self.forced is None:
                     return self._category(note=note)
@@ -345,8 +348,13 @@ class _Reader:
             notes.append(f"{_count(units[''], 'value')} without the unit {unit} {_are(units[''])} read as if in {unit}")
         if odd.any():
             notes.append(self._describe_odd(odd, "numbers"))
-        numeral_format = {"kind": "number", "decimal": decimal, "groups": marks, "unit": unit,
-                          "missing": [self.words[level] for level in np.flatnonzero(odd)[:50]]}
+        numeral_format = {
+            "kind": "number",
+            "decimal": decimal,
+            "groups": marks,
+            "unit": unit,
+            "missing": [self.words[level] for level in np.flatnonzero(odd)[:50]],
+        }
         guess = " ".join(["number", ", ".join(guessed)]).strip()
         numeral_format = {name: value for name, value in numeral_format.items() if value}
         return self._number_column(values[self.text.codes], numeral_format, guess, "; ".join(notes))
@@ -382,8 +390,8 @@ class _Reader:
         assert numeral is not None  # Only numerals are ambiguous.
         readings = " or ".join(f"{value!r} (--decimal {mark})" for mark, value in numeral.values.items())
         raise InputError(
-            f"Column {self.name!r} of {self.context.source} can be read in two ways: {self._quote(level)} is {readings}, "
-            "and nothing else in the file decides. Say which with --decimal."
+            f"Column {self.name!r} of {self.context.source} can be read in two ways: {self._quote(level)} is "
+            f"{readings}, and nothing else in the file decides. Say which with --decimal."
         )
 
     def _number_column(self, numbers: np.ndarray, number_format: dict[str, Any], guess: str, note: str) -> Column:
@@ -454,8 +462,8 @@ class _Reader:
             level = found[decision.ambiguous]
             raise InputError(
                 f"Column {self.name!r} of {self.context.source} can be read in two ways: in {self._quote(level)} the "
-                "first number can be the day or the month, or the year, and nothing else in the file decides. Say which "
-                "with --date-format, such as %d/%m/%Y for the day first and %m/%d/%Y for the month first."
+                "first number can be the day or the month, or the year, and nothing else in the file decides. Say "
+                "which with --date-format, such as %d/%m/%Y for the day first and %m/%d/%Y for the month first."
             )
         style = str(decision.style)
         values = [styles.get(style) for styles in self.dates]
@@ -473,13 +481,11 @@ class _Reader:
 
     def _truth(self) -> Column | None:
         """Truth values, of which one may be written in several ways; None if the column has other values."""
-        levels = [level for level in np.flatnonzero(~self.missing)]
+        levels = list(np.flatnonzero(~self.missing))
         words = {level: self.words[level].lower() for level in levels}
         if not levels or not set(words.values()) <= _TRUE | _FALSE:
             return None
-        by_truth = {
-            truth: [level for level in levels if (words[level] in _TRUE) == truth] for truth in (True, False)
-        }
+        by_truth = {truth: [level for level in levels if (words[level] in _TRUE) == truth] for truth in (True, False)}
         if not all(by_truth.values()):
             return None
         spelling = {}
@@ -489,7 +495,9 @@ class _Reader:
         note = ""
         if len(levels) > 2:
             shown = ", ".join(repr(self.words[level]) for level in levels[:6])
-            note = f"has truth values in several spellings ({shown}), read as {spelling[True]!r} and {spelling[False]!r}"
+            note = (
+                f"has truth values in several spellings ({shown}), read as {spelling[True]!r} and {spelling[False]!r}"
+            )
         truth_format = {"kind": "truth", "true": spelling[True], "false": spelling[False]}
         return self._truth_column(truth_format, note)
 
@@ -669,8 +677,8 @@ def _suspect_sentinel(numbers: np.ndarray) -> str:
 def leave_out_identifiers(column: Column, *, forced: bool = False) -> Column:
     """The column, marked to be left out if its numbers only tell rows apart.
 
-    These are whole numbers, all different, in a column with a name such as "id", or without a name; also one that counts
-    the rows from 0 or 1 is marked so in its note.
+    These are whole numbers, all different, in a column with a name such as "id", or without a name. Where another one
+    counts the rows from 0 or 1, the note says so.
 
     Args:
         column: numbers.

@@ -14,14 +14,16 @@ import numpy as np
 
 POINT, COMMA = ".", ","
 _SYMBOLS = "$€£¥₹₽₩₺₴₪฿¢"
-_CURRENCIES = (
-    "USD EUR GBP CHF JPY CNY CAD AUD NZD SEK NOK DKK PLN CZK HUF INR BRL MXN ZAR TRY RUB KRW SGD HKD ILS THB kr zł Fr Rs"
-).split()
-_CURRENCY = rf"[A-Z]{{0,3}}[{_SYMBOLS}]|(?:{'|'.join(_CURRENCIES)})\.?(?![A-Za-z])"
+_CODES = (
+    "USD|EUR|GBP|CHF|JPY|CNY|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|INR|BRL|MXN|ZAR|TRY|RUB|KRW|SGD|HKD|ILS|THB|"
+    "kr|zł|Fr|Rs"
+)
+_CURRENCY = rf"[A-Z]{{0,3}}[{_SYMBOLS}]|(?:{_CODES})\.?(?![A-Za-z])"
 _UNIT = r"[^\W\d_]{1,12}[²³23]?(?:[/·*^-][^\W_]{1,6}[²³23]?){0,3}|[%‰]|°[A-Za-z]?|[\"″′]|[µμ][A-Za-z]{1,3}"
 _NUMERAL = re.compile(
     rf"""(?P<open>\()? \s* (?P<sign>[-+−])? \s* (?P<currency>{_CURRENCY})? \s* (?P<second_sign>[-+−])? \s*
-    (?P<body>(?:\d[\d.,'’\ ]*|[.,]\d+)(?:[eE][-+]?\d+)?) \s* (?P<unit>{_CURRENCY}|{_UNIT})? (?P<minus>-)? \s* (?P<close>\))?""",
+    (?P<body>(?:\d[\d.,'’\ ]*|[.,]\d+)(?:[eE][-+]?\d+)?) \s* (?P<unit>{_CURRENCY}|{_UNIT})? (?P<minus>-)? \s*
+    (?P<close>\))?""",
     re.VERBOSE,
 )
 _WHITE = str.maketrans(dict.fromkeys("\u00a0\u202f\u2009\u2007\t", " "))
@@ -165,4 +167,3 @@ def choose_decimal(numerals: Sequence[Numeral | None], elsewhere: str | None, de
     if delimiter == ";":
         return Decision(ambiguous=place)
     return Decision(POINT)
-

@@ -194,7 +194,9 @@ def _typed_column(name: str, values: Any, context: Context) -> Column | Any:
         if wanted == "skip":
             return values.cast(pa.string())
         days = values.cast(pa.timestamp("us")).cast(pa.int64()).to_numpy(zero_copy_only=False)
-        return Column(name, numbers=np.asarray(days, float) / 8.64e10, note=DATES, guess="date", format={"kind": "date"})
+        return Column(
+            name, numbers=np.asarray(days, float) / 8.64e10, note=DATES, guess="date", format={"kind": "date"}
+        )
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         numbers = np.asarray(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), float)
         too_long = pa.types.is_integer(kind) and bool(np.any(np.abs(numbers) > _EXACT))

@@ -1,7 +1,7 @@
 """From a CSV file to cells of text: its encoding, its delimiter, the line of names, and the line of every row.
 
-pyarrow reads the cells, in parallel. Where it fails, or where quotation marks look wrong, the file is read once more line
-by line, which is slow and can say where the trouble is.
+pyarrow reads the cells, in parallel. Where it fails, or where quotation marks look wrong, the file is read once more
+line by line, which is slow and can say where the trouble is.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -197,7 +197,7 @@ def _check_names(file: TextFile, sample: list[str]) -> None:
     numeric = [place for place, name in enumerate(file.names) if _is_plain_number(name)]
     numbers = [float(file.names[place].replace(",", ".")) for place in numeric]
     columns = [place for place in range(len(file.names)) if all(_has_number(row, place) for row in rows)]
-    steps = {round(after - before, 9) for before, after in zip(numbers, numbers[1:], strict=False)}
+    steps = {round(after - before, 9) for before, after in pairwise(numbers)}
     # Years and wavelengths are names, too: they increase evenly.
     is_scale = len(numbers) > 1 and min(steps) > 0 and (len(steps) == 1 or len(numbers) > 5)
     if rows and numeric and set(columns) <= set(numeric) and columns and not is_scale:
@@ -294,7 +294,7 @@ def _read_lines(file: TextFile) -> tuple[list[str], list[Any], list[int] | None]
         rows.append(cells)
     names = file.names
     widths = Counter(map(len, rows))
-    if rows and set(widths) == {width + 1} and not all(row[-1].strip() == "" for row in rows):
+    if width > 1 and set(widths) == {width + 1} and not all(row[-1].strip() == "" for row in rows):
         # R writes the names of the rows without a name for their column.
         names, width = ["", *names], width + 1
         file.notes.append("every line has one value more than there are names: the first column has no name")
@@ -314,13 +314,13 @@ def _raise_ragged(file: TextFile, line: int, row: list[str], width: int, widths:
     shown = file.delimiter.join(row)
     shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
     advice = "Correct or remove that line"
-    if len(widths) == 1 and file.delimiter == "," and len(row) > width:
+    if width == 1:
+        advice = f"Line {file.header_line} must have the names of the columns: remove what stands above them"
+    elif len(widths) == 1 and file.delimiter == "," and len(row) > width:
         advice = (
             "Every line is so: if commas are decimal marks, separate the columns by semicolons or put the numbers into "
             "quotation marks"
         )
-    elif width == 1:
-        advice = f"Line {file.header_line} must have the names of the columns: remove what stands above them"
     elif len(row) > width:
         advice += ", or put a value that contains the delimiter into quotation marks"
     raise InputError(

@@ -24,7 +24,8 @@ def order_by_time(table: Table, time: str | None) -> tuple[np.ndarray, np.ndarra
     if column.missing.any():
         first = table.place(int(np.argmax(column.missing)))
         raise InputError(
-            f"{int(column.missing.sum()):,} rows have no time in {time!r}, the first in {first}: fill in or remove them."
+            f"{int(column.missing.sum()):,} rows have no time in {time!r}, the first in {first}: fill in or remove "
+            "them."
         )
     order = np.argsort(column.numbers, kind="stable")
     times = column.numbers[order]

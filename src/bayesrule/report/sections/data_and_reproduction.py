@@ -78,7 +78,13 @@ def _column(each: dict[str, Any]) -> list[Any]:
     remark = "; ".join(clean(part) for part in (unused, each.get("note")) if part)
     name = user_text(each.get("name", ""), 60)
     missing = each.get("missing") or 0
-    return [name, clean(each.get("guess") or each.get("kind", "")), _values(each), count(missing) if missing else "–", remark]
+    return [
+        name,
+        clean(each.get("guess") or each.get("kind", "")),
+        _values(each),
+        count(missing) if missing else "–",
+        remark,
+    ]
 
 
 def _values(each: dict[str, Any]) -> Any:
