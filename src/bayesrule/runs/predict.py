@@ -95,15 +95,7 @@ def as_table(data: Any, formats: Mapping[str, Mapping[str, Any]], options: Readi
     if isinstance(data, Table):
         return data
     if isinstance(data, str | Path):
-        table = read(data, options, formats, only=list(formats))
-        absent = [name for name in formats if name not in table.columns]
-        if absent:
-            everything = read(data, options, formats)
-            if len(absent) > 1:
-                shown = ", ".join(map(repr, absent[:8])) + (", …" if len(absent) > 8 else "")
-                raise InputError(f"{everything.source} has no columns {shown}, which the run was trained on.")
-            everything.column(absent[0])
-        return table
+        return read(data, options, formats, only=list(formats))
     if hasattr(data, "columns") or isinstance(data, dict):
         names = [name for name in getattr(data, "columns", data) if str(name) in formats]
         context = Context("the data", options or ReadingOptions(), formats)

@@ -115,6 +115,15 @@ def resolve_config(table: Table, config: dict[str, Any]) -> tuple[Table, Column,
         notes.append(f"{missing:,} rows without a value of {name!r} are left out")
         table = table.take(~target.missing)
         target = table.column(name)
+    if config["task"] in ("binary", "classes"):
+        single = int((np.unique(target.labels(), return_counts=True)[1] == 1).sum())
+        if single:
+            what = (
+                "1 class of {!r} has one row, which is"
+                if single == 1
+                else "{1} classes of {0!r} have one row, which is"
+            )
+            notes.append(f"{what.format(name, single)} trained on: the held-out rows say nothing about it")
     config |= {"target": name, "model": config.get("model") or default_model(config["task"])}
     for setting, default in {"recipe": None, "params": {}, "seed": 0, "test_size": 0.2}.items():
         config.setdefault(setting, default)

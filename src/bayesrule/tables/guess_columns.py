@@ -587,7 +587,8 @@ class _Reader:
                 f"were {had}: write them so."
             )
         group = (numeral.groups or {}).get(mark, "")
-        is_new = group not in known.get("groups", "") and not self.context.options.decimal
+        # Where training had no mark at all, the whole column has decided.
+        is_new = "decimal" in known and group not in known.get("groups", "") and not self.context.options.decimal
         if mark not in numeral.values or (numeral.is_ambiguous and group and is_new):
             other = COMMA if mark == POINT else POINT
             raise InputError(

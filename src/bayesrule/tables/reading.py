@@ -47,7 +47,7 @@ def read(
         options: what the user says about the file.
         formats: the `Column.format` of columns that are known, by name: they are read alike, and an error says where
             that is impossible.
-        only: the columns that are wanted; others are left out. All if not given.
+        only: the columns that are wanted, and must be there; others are left out. All if not given.
     """
     path, options = Path(path), options or ReadingOptions()
     kind = _file_kind(path)
@@ -68,9 +68,8 @@ def read(
     names, arrays = _name_columns(path, names, arrays, notes)
     if not len(arrays[0]):
         raise InputError(f"{path} has a header and no rows.")
-    unknown = [name for name in options.columns if name not in names]
-    if unknown:
-        Table(dict.fromkeys(names), path.name).column(unknown[0])  # pyright: ignore[reportArgumentType]  # It raises.
+    _check_names(path, names, options.columns)
+    _check_names(path, names, only or ())
     wanted = names if only is None else [name for name in names if name in only]
     columns = _as_columns({name: arrays[names.index(name)] for name in wanted}, context)
     return Table(columns, path.name, notes, locate)
@@ -135,6 +134,17 @@ def _name_columns(path: Path, names: list[str], arrays: list[Any], notes: list[s
             f"{path} has more than one column named {repeated[0]!r}: rename them, so that each has its own name."
         )
     return named, [arrays[place] for place in kept]
+
+
+def _check_names(path: Path, names: list[str], wanted: Collection[str]) -> None:
+    """Raise unless all columns that are wanted are there."""
+    absent = [name for name in wanted if name not in names]
+    if len(absent) > 1:
+        shown = ", ".join(map(repr, absent[:8])) + (", …" if len(absent) > 8 else "")
+        has = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+        raise InputError(f"{path.name} has no columns {shown}: it has {has}.")
+    for name in absent:
+        Table({each: Column(each) for each in names}, path.name).column(name)  # It raises, with a close name.
 
 
 def _is_blank(array: Any) -> bool:
