@@ -114,7 +114,7 @@ def test_runs_of_earlier_versions_say_what_columns_are_only(run, tmp_path):
     formats = run.summary.pop("formats")
     try:
         text = f"{HEADER}\n{ROW}\n7,5;3 kg;31/03/2024;02;nein;5 %\n"
-        table = rows(run, tmp_path, text)
+        table = rows(run, tmp_path, text.replace(" kg", "").replace(" %", ""))  # Units were text to them.
     finally:
         run.summary["formats"] = formats
     assert table.columns["amount"].numbers.tolist() == [1234, 7.5]

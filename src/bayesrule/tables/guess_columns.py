@@ -33,6 +33,8 @@ _TRUE = frozenset(["true", "t", "yes", "y", "1", "ja", "oui", "sí", "si", "vrai
 _FALSE = frozenset(["false", "f", "no", "n", "0", "nein", "non", "faux", "falsch"])
 _IDENTIFIER = re.compile(r"(.*[\W_])?(id|ids|key|uuid|guid|index|idx|rowid|row|nr|unnamed: 0)|.*ID|#|", re.IGNORECASE)
 _DATE_NAME = re.compile(r"date|day|datum|fecha|tag|time|jour", re.IGNORECASE)
+_TRIED_LEVELS = 1000
+_SHOWN_NAMES = 40  # Of one kind, where there are more than these only half of them are printed.
 _SENTINELS = (-9.0, -99.0, -999.0, -9999.0, -99999.0, 999.0, 9999.0, 99999.0, 999999.0)
 
 
@@ -169,18 +171,28 @@ class _Reader:
     @property
     def numerals(self) -> list[Numeral | None]:
         if self._numerals is None:
-            self._numerals = [
-                None if missing else read_numeral(word) for word, missing in zip(self.words, self.missing, strict=True)
-            ]
+            self._numerals = self._read_levels(read_numeral, None)
         return self._numerals
 
     @property
     def dates(self) -> list[dict[str, float]]:
         if self._dates is None:
-            self._dates = [
-                {} if missing else read_date(word) for word, missing in zip(self.words, self.missing, strict=True)
-            ]
+            self._dates = self._read_levels(read_date, {})
         return self._dates
+
+    def _read_levels(self, read: Callable[[str], Any], nothing: Any) -> list[Any]:
+        """What a function reads in every level, and nothing in those that are missing.
+
+        A column of long texts would take long: if none of the first is read, none is.
+        """
+        given = np.flatnonzero(~self.missing)
+        found = [nothing] * len(self.words)
+        for level in given[:_TRIED_LEVELS]:
+            found[level] = read(self.words[level])
+        if any(found[level] for level in given[:_TRIED_LEVELS]):
+            for level in given[_TRIED_LEVELS:]:
+                found[level] = read(self.words[level])
+        return found
 
     def _share(self, fits: Sequence[bool] | np.ndarray) -> tuple[float, np.ndarray]:
         """The share of values that fit, not counting words for missing values; and the levels that do not fit."""
@@ -250,9 +262,9 @@ class _Reader:
         if truth is not None:
             return truth
         number_share, _ = self._share([numeral is not None for numeral in self.numerals])
-        date_share, _ = self._share([bool(styles) for styles in self.dates])
         if self._is_enough(number_share):
             return self._numeric()
+        date_share, _ = self._share([bool(styles) for styles in self.dates])
         if self._is_enough(date_share):
             return self._dated()
         return self._category(note=self._explain_mixture(number_share, date_share))
@@ -714,4 +726,6 @@ def describe_columns(columns: Mapping[str, Column]) -> Iterator[str]:
     width = max(map(len, by_guess))
     yield "columns, as they were read (--column NAME=number, category, date or skip changes one):"
     for guess, names in by_guess.items():
-        yield f"  {guess:<{width}}  {', '.join(names)}"
+        shown = names if len(names) <= _SHOWN_NAMES else [*names[: _SHOWN_NAMES // 2], "…", names[-1]]
+        count = f" ({len(names):,} columns)" if shown is not names else ""
+        yield f"  {guess:<{width}}  {', '.join(shown)}{count}"

@@ -26,6 +26,8 @@ _NUMERAL = re.compile(
     (?P<close>\))?""",
     re.VERBOSE,
 )
+_IS_CURRENCY = re.compile(_CURRENCY).fullmatch
+_UNGROUPED = str.maketrans(dict.fromkeys(".,'’ "))
 _WHITE = str.maketrans(dict.fromkeys("\u00a0\u202f\u2009\u2007\t", " "))
 
 
@@ -74,7 +76,7 @@ def read_numeral(text: str) -> Numeral | None:
     >>> read_numeral("45 %").unit, read_numeral("(1 200)").values["."], read_numeral("one")
     ('%', -1200.0, None)
     """
-    text = text.translate(_WHITE).strip()
+    text = (text if text.isascii() else text.translate(_WHITE)).strip()
     word = text.lstrip("+-−").lower()
     if word in _WORDS:
         value = -_WORDS[word] if text[0] in "-−" else _WORDS[word]
@@ -92,14 +94,14 @@ def read_numeral(text: str) -> Numeral | None:
         body = pattern.fullmatch(match["body"].strip())
         if body is None or not (body["whole"] or body["fraction"]):
             continue
-        digits = re.sub(r"\D", "", body["whole"])
+        digits = body["whole"].translate(_UNGROUPED)
         number = float(f"{digits or 0}.{body['fraction'] or 0}{body['exponent'] or ''}")
         values[decimal] = -number if negative else number
         groups[decimal] = body["group"] or ("," if "," in body["whole"] else "")
     if not values:
         return None
     unit = beside[0].strip() if beside else ""
-    return Numeral(values, unit, bool(re.fullmatch(_CURRENCY, unit)), groups)
+    return Numeral(values, unit, bool(unit) and _IS_CURRENCY(unit) is not None, groups)
 
 
 @dataclass(frozen=True)
