@@ -72,3 +72,56 @@ def test_trained_or_refused(tmp_path, odd):
 
 def test_there_are_many_of_them():
     assert len({odd.name for odd in ODD_FILES}) == len(ODD_FILES) >= 60
+
+
+GROUPS_AND_MARKS = {"us": ",.", "de": ".,", "ch": "'.", "fr": "\u202f,", "plain": ("", "."), "comma": ("", ",")}
+
+
+@pytest.mark.parametrize("country", GROUPS_AND_MARKS)
+def test_numbers_of_all_countries_are_read_right_or_refused(tmp_path, country):
+    """Numbers of random sizes and decimals, with and without units, in files of random delimiters.
+
+    What is read is right, or its remark names the option that makes it right.
+    """
+    group, mark = GROUPS_AND_MARKS[country]
+    rng = np.random.default_rng(0)
+    outcomes = []
+    for trial in range(80):
+        decimals = rng.choice([0, 1, 2, 3, 3], 6) if trial % 2 else np.full(6, trial // 2 % 4)
+        values = [
+            round(float(value), int(digits))
+            for value, digits in zip(rng.uniform(-1, 1, 6) * 10 ** rng.uniform(0, 7), decimals, strict=True)
+        ]
+        unit, delimiter = rng.choice(["", "", " kg", " €", " %"]), rng.choice([",", ";", "\t"])
+        texts = [f"{value:,.{digits}f}{unit}" for value, digits in zip(values, decimals, strict=True)]
+        texts = [text.replace(",", "_").replace(".", mark).replace("_", group) for text in texts]
+        lines = [f'"{text}"{delimiter}n{place}' for place, text in enumerate(texts)]
+        (tmp_path / "a.csv").write_text("\n".join([f"x{delimiter}name", *lines, ""]))
+        try:
+            column = read(tmp_path / "a.csv").column("x")
+        except InputError as error:
+            outcomes.append("refused" if "--decimal" in str(error) else str(error))
+            continue
+        is_right = column.numbers is not None and np.array_equal(column.numbers, values)
+        outcomes.append("right" if is_right else "said" if "say --decimal" in column.note else f"wrong: {texts}")
+    assert set(outcomes) <= {"right", "refused", "said"}, outcomes
+    assert outcomes.count("right") > 60
+
+
+@pytest.mark.parametrize("style", ["%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%Y-%m-%d", "%d-%m-%y", "%b %d, %Y", "%d %B %Y"])
+def test_dates_of_all_countries_are_read_right_or_refused(tmp_path, style):
+    rng = np.random.default_rng(0)
+    outcomes = []
+    for _ in range(60):
+        days = np.datetime64("2015-01-01") + rng.integers(0, 4000, rng.integers(2, 12))
+        texts = [day.item().strftime(style) for day in days]
+        (tmp_path / "a.csv").write_text("\n".join(["x;name", *[f"{text};n" for text in texts], ""]))
+        try:
+            column = read(tmp_path / "a.csv").column("x")
+        except InputError as error:
+            outcomes.append("refused" if "--date-format" in str(error) else str(error))
+            continue
+        is_right = column.numbers is not None and np.array_equal(column.numbers, days.astype(int))
+        outcomes.append("right" if is_right else f"wrong: {texts}")
+    assert set(outcomes) <= {"right", "refused"}, outcomes
+    assert outcomes.count("right") > 30 or style == "%d-%m-%y"  # Short years may come first, which few columns exclude.

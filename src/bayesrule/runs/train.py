@@ -48,6 +48,9 @@ def train(
     notes = [*table.notes, *notes]
     for line in [*notes, *describe_columns(all_rows.columns)]:
         log(line)
+    for name in (target.name, config.get("time")):  # The notes of other columns follow when these are encoded.
+        if name is not None and all_rows.columns[name].note:
+            log(f"{name!r}: {all_rows.columns[name].note}")
     if config["task"] == "sequence":
         from .train_sequence import train_sequence
 
@@ -61,7 +64,7 @@ def train(
                 part["row"] = row_in_file[part["row"]]
     run.summary["guesses"] = notes
     run.summary["source"] = table.source
-    run.summary["target"]["guess"] = target.guess
+    run.summary["target"] |= {"guess": target.guess, "note": target.note}
     # By these the columns of other files are read alike.
     run.summary["formats"] = {name: column.format for name, column in all_rows.columns.items() if column.format}
     run.versions = versions()

@@ -296,11 +296,13 @@ class _Reader:
             return self._numeric()  # Which says that a point does not fit.
         numbers = self._numbers[self.text.codes]
         mark = {"decimal": POINT} if with_point.any() else {}
-        return self._number_column(numbers, {"kind": "number", **mark}, "number", "")
+        is_assumed = is_open and self.context.decimal is None and not self.known
+        note = self._describe_assumption(int(np.argmax(suspicious)), POINT) if is_assumed else ""
+        return self._number_column(numbers, {"kind": "number", **mark}, "number", note)
 
     def _numeric(self) -> Column:
         """Numbers as people write them; values that are none are missing, and the note says so."""
-        share, odd = self._share([numeral is not None for numeral in self.numerals])
+        _, odd = self._share([numeral is not None for numeral in self.numerals])
         found = [place for place, numeral in enumerate(self.numerals) if numeral is not None]
         if not found:
             example = self._quote(int(np.argmax(~self.missing)))
@@ -311,7 +313,7 @@ class _Reader:
         note = self._describe_units([self.numerals[place] for place in found], found)
         if note and self.forced is None:
             return self._category(note=note)
-        decimal = self.context.options.decimal
+        decimal, assumption = self.context.options.decimal, ""
         if decimal is None:
             decision = choose_decimal(
                 [self.numerals[place] for place in found], self.context.decimal, self._delimiter()
@@ -328,12 +330,22 @@ class _Reader:
             if decision.ambiguous is not None:
                 self._raise_ambiguous_number(found[decision.ambiguous])
             decimal = decision.decimal
-        return self._convert(decimal, share, odd)
+            if decision.assumed is not None:
+                assumption = self._describe_assumption(found[decision.assumed], str(decimal))
+        return self._convert(decimal, odd, assumption)
 
     def _delimiter(self) -> str:
         return self.context.delimiter or COMMA
 
-    def _convert(self, decimal: str | None, share: float, odd: np.ndarray) -> Column:
+    def _describe_assumption(self, level: int, decimal: str) -> str:
+        """A note about a decimal mark that is probable and not certain."""
+        numeral = read_numeral(self.words[level])
+        other = COMMA if decimal == POINT else POINT
+        assert numeral is not None  # It has been read as a number.
+        is_read = f"{self._quote(level)} is read as {numeral.values[decimal]!r}"
+        return f"{is_read}: if it is {numeral.values[other]!r}, say --decimal {other}"
+
+    def _convert(self, decimal: str | None, odd: np.ndarray, note: str) -> Column:
         """Numbers under a convention, which None leaves open because it does not matter."""
         values = np.full(len(self.words), np.nan)
         groups, units = set(), Counter()
@@ -355,7 +367,7 @@ class _Reader:
         guessed = [f"in {unit}"] * bool(unit) + ["with decimal commas"] * (decimal == COMMA)
         marks = "".join(sorted(groups))
         guessed += [f"with {_GROUP_NAMES.get(marks, 'groups of digits')}"] * bool(marks)
-        notes = []
+        notes = [note] * bool(note)
         if unit and units[""]:
             notes.append(f"{_count(units[''], 'value')} without the unit {unit} {_are(units[''])} read as if in {unit}")
         if odd.any():

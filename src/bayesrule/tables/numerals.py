@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 POINT, COMMA = ".", ","
+_AMERICAN = "$£¥₹"  # Currencies of countries with decimal points.
+_ENOUGH = 5  # Fewer numbers than these may lack tenths by chance.
 _SYMBOLS = "$€£¥₹₽₩₺₴₪฿¢"
 _CODES = (
     "USD|EUR|GBP|CHF|JPY|CNY|CAD|AUD|NZD|SEK|NOK|DKK|PLN|CZK|HUF|INR|BRL|MXN|ZAR|TRY|RUB|KRW|SGD|HKD|ILS|THB|"
@@ -113,12 +115,14 @@ class Decision:
         is_certain: whether some value can be read in no other way, so that other columns may follow.
         first: for each mark, the first numeral that it alone can read.
         ambiguous: the first numeral that is another number under each mark, where nothing decides.
+        assumed: such a numeral, where the mark is probable and not certain.
     """
 
     decimal: str | None = None
     is_certain: bool = False
     first: dict[str, int] | None = None
     ambiguous: int | None = None
+    assumed: int | None = None
 
     @property
     def is_contradictory(self) -> bool:
@@ -150,22 +154,23 @@ def choose_decimal(numerals: Sequence[Numeral | None], elsewhere: str | None, de
     if not ambiguous:
         return Decision()
     place = ambiguous[0][0]
-    marks = {(numeral.groups or {}).get(POINT, "") for _, numeral in ambiguous}  # What separates them: a comma, or not.
+    marks = {(numeral.groups or {}).get(POINT, "") for _, numeral in ambiguous}  # A comma, or nothing for a point.
     if len(marks) > 1:  # 1,234 and 1.234 in one column.
         return Decision(ambiguous=place)
-    grouped_by = POINT if marks == {COMMA} else COMMA  # The convention under which these are groups of digits.
-    if any(numeral.is_currency for _, numeral in given):
-        return Decision(grouped_by)  # Amounts have no thousandths.
+    has_commas = marks == {COMMA}
+    if has_commas and any(numeral.unit[-1:] in _AMERICAN for _, numeral in given if numeral.unit):
+        # Nobody has thousandths of a dollar; but nobody else in the file may write them as a European.
+        is_european = elsewhere == COMMA or delimiter == ";"
+        return Decision(ambiguous=place) if is_european else Decision(POINT)
     if elsewhere is not None:
         return Decision(elsewhere)
-    if grouped_by == POINT:
-        plain = [numeral.values[POINT] for _, numeral in given if not numeral.is_ambiguous]
-        if delimiter == ";":
-            return Decision(COMMA)
-        if plain and max(map(abs, plain)) < 1000:
-            # Below a thousand nothing is separated and above it everything: these are groups.
-            return Decision(POINT)
-        return Decision(ambiguous=place)
-    if delimiter == ";":
-        return Decision(ambiguous=place)
-    return Decision(POINT)
+    if not has_commas:
+        # Programs write points; but a semicolon, or an amount, may come from where points are between thousands.
+        is_open = delimiter == ";" or any(numeral.is_currency for _, numeral in given)
+        return Decision(ambiguous=place) if is_open else Decision(POINT, assumed=place)
+    plain = [numeral.values[POINT] for _, numeral in given if not numeral.is_ambiguous]
+    if len(given) >= _ENOUGH and plain and max(map(abs, plain)) < 1000:
+        # Below a thousand nothing is separated and above it everything, so these are thousands; unless a semicolon
+        # speaks for decimal commas.
+        return Decision(ambiguous=place) if delimiter == ";" else Decision(POINT, assumed=place)
+    return Decision(COMMA, assumed=place) if delimiter == ";" else Decision(ambiguous=place)
