@@ -139,3 +139,27 @@ def test_what_was_guessed_is_printed_and_in_the_report(tmp_path):
         assert re.search(rf"^  .*\b{name}\b", result.stdout, re.MULTILINE)
     assert "missing: [lost]" in page
     assert blr.load(tmp_path / "run").config["columns"] == {"paid": "skip"}
+
+
+def test_the_sheet_of_the_training_is_read_where_it_is_there(run, tmp_path):
+    openpyxl = pytest.importorskip("openpyxl")
+    row = [1234.0, 2.0, "03/04/2024", "01", "ja", 5.0]
+    book = openpyxl.Workbook()
+    book.worksheets[0].append(["made", "today"])
+    for title, cells in {"old": [0.0, *row[1:]], "new": row}.items():
+        sheet = book.create_sheet(title)
+        sheet.append(HEADER.split(";"))
+        sheet.append(cells)
+    book.save(tmp_path / "new.xlsx")
+    read_amount = lambda **said: (
+        read_like_training(run, tmp_path / "new.xlsx", ReadingOptions.from_config(said)).columns["amount"].numbers
+    )
+    with pytest.raises(InputError, match=r"no rows.*the sheet 'Sheet' is read, of .* \(--sheet chooses another"):
+        read_amount()
+    assert read_amount(sheet="new") == [1234]
+    run.config["sheet"] = "old"
+    try:
+        assert read_amount() == [0]
+        assert read_amount(sheet="3") == [1234]
+    finally:
+        del run.config["sheet"]

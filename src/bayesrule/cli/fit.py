@@ -147,12 +147,19 @@ def _with_absolute_path(options: dict[str, Any]) -> dict[str, Any]:
 def _load_and_check(options: dict[str, Any]) -> tuple[Table, dict[str, Any]]:
     """The table, and the options with the target and times of a data set by name; raises if they do not fit it."""
     from ..runs.train import resolve_config
+    from ..tables.tables import InputError
 
     table, target, time = _load_table(options["data"], options)
     options = {**options, "target": options.get("target") or target}
     if time is not None and options.get("task") in (None, "sequence"):
         options["time"] = options.get("time") or time
-    resolve_config(table, options)
+    try:
+        resolve_config(table, options)
+    except InputError as error:
+        if not table.notes:
+            raise
+        # What was guessed about the file, such as its sheet, may be the reason.
+        raise InputError(f"{error} ({'; '.join(table.notes)})") from error
     return table, options
 
 

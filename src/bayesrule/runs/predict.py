@@ -67,13 +67,12 @@ def read_like_training(run: Run, data: Any, options: ReadingOptions | None = Non
     Args:
         run: the run.
         data: a table, a file, a DataFrame or a dict of columns.
-        options: what the user says about the file. What is not said is as it was said in training, except for the
-            sheet: that of another workbook may have another name.
+        options: what the user says about the file. What is not said is as in training.
     """
     said = options or ReadingOptions()
     trained = ReadingOptions.from_config(run.config)
     said = replace(said, missing=(*said.missing, *trained.missing))
-    return as_table(data, _known_formats(run), said)
+    return as_table(data, _known_formats(run), said, trained.sheet)
 
 
 def _known_formats(run: Run) -> dict[str, dict[str, Any]]:
@@ -90,12 +89,17 @@ def _known_formats(run: Run) -> dict[str, dict[str, Any]]:
     return {name: formats.get(name, kind) for name, kind in kinds.items()}
 
 
-def as_table(data: Any, formats: Mapping[str, Mapping[str, Any]], options: ReadingOptions | None = None) -> Table:
+def as_table(
+    data: Any,
+    formats: Mapping[str, Mapping[str, Any]],
+    options: ReadingOptions | None = None,
+    usual_sheet: str | None = None,
+) -> Table:
     """A table from a table, a file, a DataFrame or a dict of columns; of these, the columns with known formats."""
     if isinstance(data, Table):
         return data
     if isinstance(data, str | Path):
-        return read(data, options, formats, only=list(formats))
+        return read(data, options, formats, only=list(formats), usual_sheet=usual_sheet)
     if hasattr(data, "columns") or isinstance(data, dict):
         names = [name for name in getattr(data, "columns", data) if str(name) in formats]
         context = Context("the data", options or ReadingOptions(), formats)

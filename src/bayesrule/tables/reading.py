@@ -37,6 +37,7 @@ def read(
     options: ReadingOptions | None = None,
     formats: Mapping[str, Mapping[str, Any]] | None = None,
     only: Collection[str] | None = None,
+    usual_sheet: str | None = None,
 ) -> Table:
     """Read a CSV file (columns separated by , ; tab | or spaces; also gzipped), a Parquet, NPZ or Excel file.
 
@@ -48,6 +49,7 @@ def read(
         formats: the `Column.format` of columns that are known, by name: they are read alike, and an error says where
             that is impossible.
         only: the columns that are wanted, and must be there; others are left out. All if not given.
+        usual_sheet: the sheet of a workbook that is read if it is there and the options do not name one.
     """
     path, options = Path(path), options or ReadingOptions()
     kind = _file_kind(path)
@@ -59,7 +61,7 @@ def read(
     if kind == "csv":
         names, arrays, locate = _read_csv(path, context, notes)
     elif kind == "workbook":
-        names, arrays, rows, title, notes = read_workbook(path, options.sheet)
+        names, arrays, rows, title, notes = read_workbook(path, options.sheet, usual_sheet)
         locate = lambda row: f"row {rows[row]} of the sheet {title!r}"
     else:
         names, arrays = _read_parquet(path) if kind == "parquet" else _read_npz(path)
@@ -67,9 +69,9 @@ def read(
         context.place = locate
     names, arrays = _name_columns(path, names, arrays, notes)
     if not len(arrays[0]):
-        raise InputError(f"{path} has a header and no rows.")
-    _check_names(path, names, options.columns)
-    _check_names(path, names, only or ())
+        remark = f" ({'; '.join(notes)})" if notes else ""
+        raise InputError(f"{path} has a header and no rows.{remark}")
+    _check_names(path, names, [*options.columns, *(only or ())], notes)
     wanted = names if only is None else [name for name in names if name in only]
     columns = _as_columns({name: arrays[names.index(name)] for name in wanted}, context)
     return Table(columns, path.name, notes, locate)
@@ -136,15 +138,19 @@ def _name_columns(path: Path, names: list[str], arrays: list[Any], notes: list[s
     return named, [arrays[place] for place in kept]
 
 
-def _check_names(path: Path, names: list[str], wanted: Collection[str]) -> None:
+def _check_names(path: Path, names: list[str], wanted: Collection[str], notes: list[str]) -> None:
     """Raise unless all columns that are wanted are there."""
     absent = [name for name in wanted if name not in names]
+    remark = f" ({'; '.join(notes)})" if notes else ""
     if len(absent) > 1:
         shown = ", ".join(map(repr, absent[:8])) + (", …" if len(absent) > 8 else "")
         has = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
-        raise InputError(f"{path.name} has no columns {shown}: it has {has}.")
+        raise InputError(f"{path.name} has no columns {shown}: it has {has}.{remark}")
     for name in absent:
-        Table({each: Column(each) for each in names}, path.name).column(name)  # It raises, with a close name.
+        try:
+            Table({each: Column(each) for each in names}, path.name).column(name)
+        except InputError as error:
+            raise InputError(f"{error}{remark}") from None
 
 
 def _is_blank(array: Any) -> bool:

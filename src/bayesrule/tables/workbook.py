@@ -26,12 +26,15 @@ def archive_names(path: Path) -> list[str]:
         return []
 
 
-def read_workbook(path: Path, wanted: str | None) -> tuple[list[str], list[Any], list[int], str, list[str]]:
+def read_workbook(
+    path: Path, wanted: str | None, usual: str | None = None
+) -> tuple[list[str], list[Any], list[int], str, list[str]]:
     """The names of the columns of a sheet, their cells as arrays, the number of every row, the sheet, and notes.
 
     Args:
         path: the workbook.
         wanted: the sheet, by name or by number from 1; None for the first that is not empty.
+        usual: the name of a sheet that is read if it is there and none is wanted.
     """
     try:
         from openpyxl import load_workbook
@@ -55,7 +58,7 @@ def read_workbook(path: Path, wanted: str | None) -> tuple[list[str], list[Any],
     except Exception as error:  # It raises whatever its parsers of ZIP and XML do.
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise InputError(f"{path} cannot be read as an Excel workbook: {reason}") from error
-    title, notes = _choose_sheet(path, sheets, wanted)
+    title, notes = _choose_sheet(path, sheets, usual if wanted is None and usual in sheets else wanted)
     if not sheets[title]:
         raise InputError(f"{path} is empty: its sheet {title!r} has no cells." + _others(sheets, title))
     (header_row, header), *rows = sheets[title]
