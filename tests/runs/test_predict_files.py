@@ -106,6 +106,15 @@ def test_options_are_for_the_new_file(run, tmp_path):
     assert told.stdout.startswith("prediction,std,low,high")
 
 
+def test_whole_numbers_of_the_training_follow_its_other_columns(tmp_path):
+    """A column without any mark in training has points between thousands in a file of decimal commas."""
+    formats = {"a": {"kind": "number"}, "b": {"kind": "number", "decimal": ","}}
+    (tmp_path / "new.csv").write_text("a;b\n1.234;7\n")
+    assert read(tmp_path / "new.csv", None, formats).columns["a"].numbers == [1234]
+    with pytest.raises(InputError, match=r"'1\.234' in line 2 .*--decimal"):
+        read(tmp_path / "new.csv", None, {"a": {"kind": "number"}}, only=["a"])
+
+
 def test_a_level_that_was_not_there_is_counted(run, tmp_path):
     assert run.unseen(rows(run, tmp_path, f"{HEADER}\n{ROW}\n".replace("01;", "77;"))) == {"zip": 1}
 

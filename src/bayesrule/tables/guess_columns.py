@@ -31,7 +31,8 @@ _ENOUGH = 20  # Only in a column of more values than these may some be no number
 _EXACT = 2.0**53  # Larger whole numbers are not all doubles.
 _TRUE = frozenset(["true", "t", "yes", "y", "1", "ja", "oui", "sí", "si", "vrai", "wahr"])
 _FALSE = frozenset(["false", "f", "no", "n", "0", "nein", "non", "faux", "falsch"])
-_IDENTIFIER = re.compile(r"(.*[\W_])?(id|ids|key|uuid|guid|index|idx|rowid|row|nr|unnamed: 0)|.*ID|#|", re.IGNORECASE)
+_IDENTIFIER = re.compile(r"(?i:(.*[\W_])?(id|ids|key|uuid|guid|rowid|nr))|.*[a-z]I[Dd]")
+_ROW_NUMBER = re.compile(r"(?i:index|idx|row|#|no\.?|unnamed: 0|column \d+)")
 _DATE_NAME = re.compile(r"date|day|datum|fecha|tag|time|jour", re.IGNORECASE)
 _TRIED_LEVELS = 1000
 _SHOWN_NAMES = 40  # Of one kind, where there are more than these only half of them are printed.
@@ -95,6 +96,9 @@ def guess_columns(texts: Sequence[TextColumn], context: Context) -> dict[str, Co
     readers = [_Reader(text, context) for text in texts]
     decimals = {decision for reader in readers if (decision := reader.certain_decimal())}
     orders = {order for reader in readers if (order := reader.certain_day_order())}
+    # Where this file has no evidence, columns that are known from training have.
+    decimals = decimals or {known["decimal"] for known in context.formats.values() if "decimal" in known}
+    orders = orders or {known["style"] for known in context.formats.values() if known.get("style") in ("dmy", "mdy")}
     context.decimal = decimals.pop() if len(decimals) == 1 else None
     context.day_order = orders.pop() if len(orders) == 1 else None
     return {reader.name: reader.column() for reader in readers}
@@ -287,9 +291,9 @@ class _Reader:
             level = int(np.argmax(long))
             note = f"has whole numbers too long for a number ({self._quote(level)}), which are read as text"
             return self._category(note=note, guess="category of long numbers")
-        suspicious = self._matches(r"[-+]?[1-9]\d{0,2}\.\d{3}")
+        open_points = self._open_points()
+        is_open = open_points.any()
         with_point = self._matches(r".*\..*")
-        is_open = suspicious.any() and not (with_point & ~suspicious).any()
         if is_open and (self.context.delimiter == ";" or self.context.decimal == COMMA or self.context.options.decimal):
             return self._numeric()
         if self.context.options.decimal == COMMA and with_point.any():
@@ -297,8 +301,18 @@ class _Reader:
         numbers = self._numbers[self.text.codes]
         mark = {"decimal": POINT} if with_point.any() else {}
         is_assumed = is_open and self.context.decimal is None and not self.known
-        note = self._describe_assumption(int(np.argmax(suspicious)), POINT) if is_assumed else ""
-        return self._number_column(numbers, {"kind": "number", **mark}, "number", note)
+        notes = [self._describe_assumption(int(np.argmax(open_points)), POINT)] if is_assumed else []
+        powers = self._matches(r"\d+E\d+")
+        if powers.any():  # Also codes of rooms and flats look so.
+            level = int(np.argmax(powers))
+            option = f"--column {self._quoted_name()}=category"
+            notes.append(f"{self._quote(level)} is read as {self._numbers[level]:g}: {option} reads codes")
+        return self._number_column(numbers, {"kind": "number", **mark}, "number", "; ".join(notes))
+
+    def _open_points(self) -> np.ndarray:
+        """Which levels have a point that may be between thousands; none where another level decides."""
+        suspicious = self._matches(r"[-+]?[1-9]\d{0,2}\.\d{3}")
+        return suspicious & ~(self._matches(r".*\..*") & ~suspicious).any()
 
     def _numeric(self) -> Column:
         """Numbers as people write them; values that are none are missing, and the note says so."""
@@ -580,7 +594,7 @@ class _Reader:
         if self.missing.all():
             return Column(self.name, numbers=np.full(len(self.text.codes), np.nan), format=known)
         decimal = options.decimal or known.get("decimal")
-        if self.is_plain and (decimal or POINT) == POINT:
+        if self.is_plain and (decimal == POINT or (decimal is None and not self._open_points().any())):
             assert self._numbers is not None
             numbers = self._numbers
         else:
@@ -717,12 +731,15 @@ def leave_out_identifiers(column: Column, *, forced: bool = False) -> Column:
     if len(np.unique(numbers)) < len(numbers):
         return column
     counts_rows = numbers[0] in (0, 1) and bool(np.all(np.diff(numbers) == 1))
-    if _IDENTIFIER.fullmatch(column.name) or (counts_rows and column.name.startswith("column ")):
+    if _IDENTIFIER.fullmatch(column.name) or (counts_rows and _ROW_NUMBER.fullmatch(column.name)):
         reason = "numbers the rows" if counts_rows else "has another whole number in every row"
         skip = f"is left out as an identifier: it {reason} (--column {_shell(column.name)}=number uses it)"
         return _replace(column, skip=skip, guess="identifier")
     if counts_rows:
         remark = f"counts the rows: --column {_shell(column.name)}=skip leaves it out, if it means nothing else"
+        return _replace(column, note="; ".join(filter(None, [column.note, remark])))
+    if len(numbers) > _ENOUGH and np.abs(numbers).min() > 1e6:
+        remark = f"has another long number in every row: --column {_shell(column.name)}=skip leaves out an identifier"
         return _replace(column, note="; ".join(filter(None, [column.note, remark])))
     return column
 

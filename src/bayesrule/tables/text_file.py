@@ -198,8 +198,11 @@ def _check_names(file: TextFile, sample: list[str]) -> None:
     numbers = [float(file.names[place].replace(",", ".")) for place in numeric]
     columns = [place for place in range(len(file.names)) if all(_has_number(row, place) for row in rows)]
     steps = {round(after - before, 9) for before, after in pairwise(numbers)}
-    # Years and wavelengths are names, too: they increase evenly.
+    # Years and wavelengths are names, too: they increase evenly. One year alone is a name above other numbers.
     is_scale = len(numbers) > 1 and min(steps) > 0 and (len(steps) == 1 or len(numbers) > 5)
+    is_year = re.compile(r"(19|20)\d\d").fullmatch
+    if len(numeric) == 1 and is_year(file.names[numeric[0]]):
+        is_scale = not all(is_year(row[numeric[0]].strip()) for row in rows if len(row) > numeric[0])
     if rows and numeric and set(columns) <= set(numeric) and columns and not is_scale:
         raise InputError(
             f"{file.path} seems to have no names of columns: line {file.header_line} has the number "
