@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 EXCEL = "excel"
 """In place of a format: numbers are days since the end of 1899, as Excel counts them."""
 STYLES = {
-    "ymd": "year, month, day",
+    "ymd": "year first",
     "dmy": "day before month",
     "mdy": "month before day",
     "name": "with the month's name",

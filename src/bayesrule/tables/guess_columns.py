@@ -18,7 +18,7 @@ import numpy as np
 from .dates import EXCEL, STYLES, choose_style, read_date, read_with_format
 from .numerals import COMMA, POINT, Numeral, choose_decimal, read_numeral
 from .options import ReadingOptions
-from .tables import DATES, Column, InputError
+from .tables import DATES, INVISIBLE, Column, InputError
 
 MISSING = frozenset(
     ["", "NA", "N/A", "n/a", "<NA>", "NaN", "nan", "NAN", "NaT", "NULL", "null", "?", "#N/A", "#NULL!", "#DIV/0!"]
@@ -26,6 +26,7 @@ MISSING = frozenset(
 """Texts that stand for a missing value in every column."""
 _MISSING_WORDS = frozenset(["none", "na", "null", "nil", "missing", "unknown", "nd", "n.a.", "n.d.", "tbd", "*"])
 """Texts, in small letters, that are missing values among numbers and dates, and may be a category among words."""
+_TIME_OF_DAY = re.compile(r"\d{1,2}:\d{2}(:\d{2})?")
 _MOSTLY = 0.95  # A column with this share of numbers is numeric, and its other values are missing.
 _ENOUGH = 20  # Only in a column of more values than these may some be no numbers.
 _EXACT = 2.0**53  # Larger whole numbers are not all doubles.
@@ -58,7 +59,8 @@ class TextColumn:
         """From an array of pyarrow's, in which missing values are null or empty."""
         from pyarrow import compute
 
-        trimmed = compute.call_function("utf8_trim_whitespace", [values])
+        visible = compute.call_function("utf8_trim", [values], compute.TrimOptions(INVISIBLE))
+        trimmed = compute.call_function("utf8_trim_whitespace", [visible])
         encoded = compute.call_function("dictionary_encode", [compute.call_function("coalesce", [trimmed, ""])])
         return TextColumn(name, encoded.dictionary, np.asarray(encoded.indices))
 
@@ -519,7 +521,8 @@ class _Reader:
 
     def _truth(self) -> Column | None:
         """Truth values, of which one may be written in several ways; None if the column has other values."""
-        levels = list(np.flatnonzero(~self.missing))
+        named = [level for level in np.flatnonzero(~self.missing) if self.words[level].lower() in _MISSING_WORDS]
+        levels = [level for level in np.flatnonzero(~self.missing) if level not in named]
         words = {level: self.words[level].lower() for level in levels}
         if not levels or not set(words.values()) <= _TRUE | _FALSE:
             return None
@@ -536,6 +539,7 @@ class _Reader:
             note = (
                 f"has truth values in several spellings ({shown}), read as {spelling[True]!r} and {spelling[False]!r}"
             )
+        self.missing[named] = True
         truth_format = {"kind": "truth", "true": spelling[True], "false": spelling[False]}
         return self._truth_column(truth_format, note)
 
@@ -574,6 +578,9 @@ class _Reader:
 
     def _explain_mixture(self, number_share: float, date_share: float) -> str:
         """Why a column that has many numbers, or dates, is text; empty where it has few."""
+        times, _ = self._share([_TIME_OF_DAY.fullmatch(word) is not None for word in self.words])
+        if self._is_enough(times):
+            return "has times of day, which are read as text: write them as numbers of hours, or with their dates"
         kind, share = max(("number", number_share), ("date", date_share), key=lambda each: each[1])
         if share < 0.5:
             return ""
@@ -662,6 +669,8 @@ class _Reader:
 
     def _known_truth(self) -> Column:
         words = {self.words[level].lower() for level in np.flatnonzero(~self.missing)}
+        self.missing |= [word.lower() in _MISSING_WORDS for word in self.words]
+        words -= _MISSING_WORDS
         return self._truth_column(self.known) if words <= _TRUE | _FALSE else self._category()
 
     # Words for messages.

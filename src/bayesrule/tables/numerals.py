@@ -21,13 +21,16 @@ _CODES = (
     "kr|zł|Fr|Rs"
 )
 _CURRENCY = rf"[A-Z]{{0,3}}[{_SYMBOLS}]|(?:{_CODES})\.?(?![A-Za-z])"
-_UNIT = r"[^\W\d_]{1,12}[²³23]?(?:[/·*^-][^\W_]{1,6}[²³23]?){0,3}|[%‰]|°[A-Za-z]?|[\"″′]|[µμ][A-Za-z]{1,3}"
+_UNIT = (
+    r"(?:[a-z]{1,3}[²³23]|[^\W\d_]{1,12})(?:[/·*^-][^\W_]{1,6}[²³23]?){0,3}|[%‰]|°[A-Za-z]?|[\"″′]|[µμ][A-Za-z]{1,3}"
+)
 _NUMERAL = re.compile(
     rf"""(?P<open>\()? \s* (?P<sign>[-+−])? \s* (?P<currency>{_CURRENCY})? \s* (?P<second_sign>[-+−])? \s*
     (?P<body>(?:\d[\d.,'’\ ]*|[.,]\d+)(?:[eE][-+]?\d+)?) \s* (?P<unit>{_CURRENCY}|{_UNIT})? (?P<minus>-)? \s*
     (?P<close>\))?""",
     re.VERBOSE,
 )
+_LEADING_CURRENCY = re.compile(rf"^({_CURRENCY})\s*\(")
 _IS_CURRENCY = re.compile(_CURRENCY).fullmatch
 _UNGROUPED = str.maketrans(dict.fromkeys(".,'’ "))
 _WHITE = str.maketrans(dict.fromkeys("\u00a0\u202f\u2009\u2007\t", " "))
@@ -83,7 +86,7 @@ def read_numeral(text: str) -> Numeral | None:
     if word in _WORDS:
         value = -_WORDS[word] if text[0] in "-−" else _WORDS[word]
         return Numeral({POINT: value, COMMA: value}, groups={POINT: "", COMMA: ""})
-    match = _NUMERAL.fullmatch(text)
+    match = _NUMERAL.fullmatch(_LEADING_CURRENCY.sub(r"(\1", text) if text[-1:] == ")" else text)
     if match is None or (match["open"] is None) != (match["close"] is None):
         return None
     signs = [sign for sign in (match["sign"], match["second_sign"], match["minus"]) if sign]

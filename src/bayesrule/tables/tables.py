@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 DATES = "dates, in days since 1970"
+INVISIBLE = "\u200b\u200e\u200f\u2060\ufeff"
+"""Characters without width, which come with text that was copied from web pages."""
 
 
 class InputError(ValueError):

@@ -13,12 +13,13 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-from .tables import InputError
+from .tables import INVISIBLE, InputError
 
 _GZIP = b"\x1f\x8b"
 _DELIMITERS = "\t;|,"  # Where two fit equally, the comma may be a decimal mark.
@@ -51,19 +52,26 @@ class TextFile:
     def records(self, *, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
         """The records after the header that are not blank, each with the number of its first line."""
         text = io.StringIO(self.data.decode("utf-8"), newline="")
-        previous = csv.field_size_limit(_LONGEST_CELL)
-        try:
+        with _long_cells():
             for line, cells in _numbered(text, self.delimiter, strict):
                 if line > self.header_line and any(cell.strip() for cell in cells) | (len(cells) > 1):
                     yield line, cells
-        finally:
-            csv.field_size_limit(previous)
 
     def line_of(self, row: int) -> int:
         """The line of a row, both of them without the header; rows are counted from 0 and lines from 1."""
         for line, _ in islice(self.records(), row, None):
             return line
         return self.header_line + 1 + row
+
+
+@contextmanager
+def _long_cells() -> Iterator[None]:
+    """Let Python's reader of CSV files, which refuses them, read long cells."""
+    previous = csv.field_size_limit(_LONGEST_CELL)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(previous)
 
 
 def _numbered(lines: Any, delimiter: str, strict: bool = False) -> Iterator[tuple[int, list[str]]]:
@@ -131,6 +139,11 @@ def _decode(raw: bytes, encoding: str, path: Path) -> bytes:
 
 def find_header(file: TextFile) -> None:
     """Find the delimiter and the line of names, and set them in the file."""
+    with _long_cells():
+        _find_header(file)
+
+
+def _find_header(file: TextFile) -> None:
     text = io.StringIO(file.data[: 1 << 20].decode("utf-8", errors="ignore"), newline="")
     lines = list(islice(text, 10 * _SNIFFED_LINES))
     start, told = 0, None
@@ -147,11 +160,18 @@ def find_header(file: TextFile) -> None:
     file.delimiter = told or _choose_delimiter(sample)
     if not told and file.delimiter == ",":
         file.delimiter = _whitespace_or_comma(sample)
+    if len(sample) > 1 and re.fullmatch(r"[\s|:+-]*-{3}[\s|:+-]*", sample[1]) and not sample[1].strip("-\r\n ") == "":
+        raise InputError(
+            f"{file.path} has no values in line {lines.index(sample[1]) + 1}, which draws a line below the names: save "
+            "the table as CSV, or remove that line."
+        )
+    if file.delimiter == _WHITESPACE:
+        file.notes.append("the columns are separated by spaces")
     file.header_line = start + 1
     text.seek(0)
     for line, cells in _numbered(text, file.delimiter):
         if line == file.header_line:
-            file.names = [" ".join(cell.split()) for cell in cells]
+            file.names = [" ".join(cell.strip(INVISIBLE).split()) for cell in cells]
             break
     if sample[0].lstrip().startswith("#"):
         file.names[0] = file.names[0].lstrip("# ")
@@ -314,7 +334,7 @@ def _read_lines(file: TextFile) -> tuple[list[str], list[Any], list[int] | None]
 
 def _raise_ragged(file: TextFile, line: int, row: list[str], width: int, widths: Counter[int]) -> None:
     counted = "1 column" if len(row) == 1 else f"{len(row)} columns"
-    shown = file.delimiter.join(row)
+    shown = " ".join(file.delimiter.join(row).split())
     shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
     advice = "Correct or remove that line"
     if width == 1:
