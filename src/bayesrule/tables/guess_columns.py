@@ -636,9 +636,10 @@ class _Reader:
         is_new = "decimal" in known and group not in known.get("groups", "") and not self.context.options.decimal
         if mark not in numeral.values or (numeral.is_ambiguous and group and is_new):
             other = COMMA if mark == POINT else POINT
+            choice = f"--decimal {other}" + (f" or --decimal {mark}" if mark in numeral.values else "")
             raise InputError(
                 f"Column {self.name!r} of {self.context.source} has {self._quote(level)}, and in training its decimal "
-                f"mark was a {_NAMES[mark]}: say --decimal {other} or --decimal {mark} for this file."
+                f"mark was a {_NAMES[mark]}: say {choice} for this file."
             )
         return numeral.values[mark]
 
