@@ -1,4 +1,4 @@
-"""Canaries for two defects of jaxlib on CPU, so that widening the bound on jax is a decision.
+"""Canaries for two defects of jaxlib on CPU, so that widening the bound on jax is a decision; and for its cache's key.
 
 `pyproject.toml` keeps jax below 0.10: jaxlib 0.10.2 silently returns wrong numbers under `jit`
 (https://github.com/jax-ml/jax/issues/39103), and 0.10.0 to 0.10.2 can dead-lock on two cores. Both tests fail
@@ -8,7 +8,11 @@ there. If one fails after an upgrade, the release is not fit for use, however we
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
+import jax
+import numpy as np
 import pytest
 
 # The wrong kernel is chosen from 16,385 rows of three float64 numbers on, from 32,769 in float32.
@@ -68,3 +72,21 @@ def alone(code):
         pytest.fail("this program dead-locked")
     except subprocess.CalledProcessError as error:
         pytest.fail(error.stderr)
+
+
+def test_the_key_of_a_cached_program_names_the_instructions_of_the_processor():
+    """The command line silences XLA's messages about programs of other processors, because none is ever read.
+
+    Part of the key is the description of the devices, with the features for which XLA compiles.
+    """
+    from jax._src import cache_key
+    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+
+    described = xla_client.get_topology_for_devices(jax.devices("cpu")).serialize()
+    parts = []
+    cache_key._hash_accelerator_config(SimpleNamespace(update=parts.append), np.array(jax.devices("cpu")))
+    assert b"".join(parts) == described
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text().split("flags", 1)[-1].splitlines()[0].split() if cpuinfo.exists() else []
+    for feature in {"avx", "avx2", "fma", "avx512f", "avx512bw", "sha_ni"} & set(flags):
+        assert f"+{feature.removesuffix('_ni')}".encode() in described

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .errors import DEBUG, one_line_errors
+from .reading import DATE_FORMAT, DECIMAL, MISSING, SHEET
 
 if TYPE_CHECKING:
     from ..runs.run import Run
@@ -44,6 +45,17 @@ def fit(
     seed: Annotated[
         int | None, typer.Option(help="The seed of the split and of all random numbers (default: 0).")
     ] = None,
+    missing: Annotated[list[str] | None, MISSING] = None,
+    decimal: Annotated[str | None, DECIMAL] = None,
+    date_format: Annotated[str | None, DATE_FORMAT] = None,
+    sheet: Annotated[str | None, SHEET] = None,
+    column: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What a column is, name=kind, where the guess is wrong: number, category, date, skip (leave it out), "
+            "or the format of its dates; may be repeated."
+        ),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
     quiet: Annotated[bool, _QUIET] = False,
     debug: Annotated[bool, DEBUG] = False,
@@ -64,7 +76,7 @@ def fit(
     """
     from ..runs import store
     from ..tables.tables import InputError
-    from .options import merge_options, resume_options
+    from .options import merge_options, parse_column_kinds, resume_options
 
     flags = {
         "data": data,
@@ -76,6 +88,11 @@ def fit(
         "out": None if out is None else str(out),
         "test_size": test_size,
         "seed": seed,
+        "missing": missing or None,
+        "decimal": decimal,
+        "date_format": date_format,
+        "sheet": sheet,
+        "columns": parse_column_kinds(column),
     }
     options = merge_options(flags, config, param or [])
     folder = Path(options.pop("out")).resolve()
@@ -109,15 +126,16 @@ def fit(
     _print_summary(run, folder, output)
 
 
-def _load_table(data: str) -> tuple[Table, str | None, str | None]:
+def _load_table(data: str, options: dict[str, Any]) -> tuple[Table, str | None, str | None]:
     """The table, and for a data set by name its target and column of times."""
     from ..tables.datasets import DATASETS
+    from ..tables.options import ReadingOptions
     from ..tables.reading import read
 
     if data in DATASETS and not Path(data).is_file():
         entry = DATASETS[data]
         return entry.load(), entry.target, entry.time
-    return read(data), None, None
+    return read(data, ReadingOptions.from_config(options)), None, None
 
 
 def _with_absolute_path(options: dict[str, Any]) -> dict[str, Any]:
@@ -129,12 +147,19 @@ def _with_absolute_path(options: dict[str, Any]) -> dict[str, Any]:
 def _load_and_check(options: dict[str, Any]) -> tuple[Table, dict[str, Any]]:
     """The table, and the options with the target and times of a data set by name; raises if they do not fit it."""
     from ..runs.train import resolve_config
+    from ..tables.tables import InputError
 
-    table, target, time = _load_table(options["data"])
+    table, target, time = _load_table(options["data"], options)
     options = {**options, "target": options.get("target") or target}
     if time is not None and options.get("task") in (None, "sequence"):
         options["time"] = options.get("time") or time
-    resolve_config(table, options)
+    try:
+        resolve_config(table, options)
+    except InputError as error:
+        if not table.notes:
+            raise
+        # What was guessed about the file, such as its sheet, may be the reason.
+        raise InputError(f"{error} ({'; '.join(table.notes)})") from error
     return table, options
 
 

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..tables.options import ReadingOptions
 from ..tables.tables import InputError
 
-NAMES = ("data", "target", "task", "model", "recipe", "time", "out", "test_size", "seed", "params")
+READING = ("missing", "decimal", "date_format", "sheet", "columns")
+NAMES = ("data", "target", "task", "model", "recipe", "time", "out", "test_size", "seed", *READING, "params")
 _TEXT = ("data", "target", "task", "model", "recipe", "time", "out")
 _DEFAULTS = {"out": "run", "test_size": 0.2, "seed": 0, "params": {}}
 
@@ -33,6 +35,7 @@ def merge_options(flags: dict[str, Any], config: Path | None, params: list[str])
         json.dumps(estimator_params)
     except TypeError as error:
         raise InputError(f"The params {estimator_params} must be numbers, text and lists of these.") from error
+    ReadingOptions.from_config(options)  # Raises if one of them is wrong.
     if isinstance(options["seed"], bool) or not isinstance(options["seed"], int) or options["seed"] < 0:
         raise InputError(f"seed must be a whole number, not negative, got {options['seed']!r}.")
     if not isinstance(options["test_size"], float | int) or not 0 < options["test_size"] < 1:
@@ -69,6 +72,17 @@ def _parse_param(text: str) -> tuple[str, Any]:
         return name.strip(), yaml.safe_load(value)
     except yaml.YAMLError as error:
         raise InputError(f"--param {text!r} has a value that is not YAML: put it into quotes.") from error
+
+
+def parse_column_kinds(texts: list[str] | None) -> dict[str, str] | None:
+    """The values of `--column`, each "name=kind", by name; None if there are none."""
+    if not texts:
+        return None
+    parts = [text.rpartition("=") for text in texts]
+    wrong = [text for text, (name, _, kind) in zip(texts, parts, strict=True) if not (name and kind)]
+    if wrong:
+        raise InputError(f"--column takes name=kind, such as zip=category, got {wrong[0]!r}.")
+    return {name.strip(): kind.strip() for name, _, kind in parts}
 
 
 def resume_options(

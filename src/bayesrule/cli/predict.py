@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from .errors import DEBUG, one_line_errors
+from .reading import DATE_FORMAT, DECIMAL, MISSING, SHEET
 
 
 @one_line_errors
@@ -20,6 +21,10 @@ def predict(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A CSV file; without it CSV is printed.")] = None,
     steps: Annotated[int | None, typer.Option(help="How many steps of a sequence to forecast (default: 12).")] = None,
+    missing: Annotated[list[str] | None, MISSING] = None,
+    decimal: Annotated[str | None, DECIMAL] = None,
+    date_format: Annotated[str | None, DATE_FORMAT] = None,
+    sheet: Annotated[str | None, SHEET] = None,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
     """Predict new rows with uncertainty, as CSV.
@@ -33,10 +38,13 @@ def predict(
     from ..runs.average import describe_draws
     from ..runs.predict import read_like_training
     from ..runs.store import load_run
+    from ..tables.options import ReadingOptions
     from ..tables.tables import InputError
 
     loaded = load_run(run)
-    rows = None if data is None else read_like_training(loaded, data)
+    said = {"missing": missing, "decimal": decimal, "date_format": date_format, "sheet": sheet}
+    options = ReadingOptions.from_config(said)
+    rows = None if data is None else read_like_training(loaded, data, options)
     predictions = loaded.predict(rows, steps=steps)
     for name, count in loaded.unseen(rows).items():
         values = "1 value" if count == 1 else f"{count:,} values"
@@ -45,9 +53,9 @@ def predict(
             f"{'it' if count == 1 else 'them'}",
             err=True,
         )
-    missing = loaded.missing(rows)
-    if missing:
-        typer.echo(f"note: {describe_draws(missing)}", err=True)
+    drawn = loaded.missing(rows)
+    if drawn:
+        typer.echo(f"note: {describe_draws(drawn)}", err=True)
     if out is None:
         _write_csv(predictions, sys.stdout)
         return

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .. import metrics
+from ..tables.guess_columns import Context, TextColumn, guess_columns
+from ..tables.options import ReadingOptions
 from ..tables.reading import read
 from ..tables.tables import DATES, Column, InputError, Table
 from ..tables.time_order import next_times, order_by_time
@@ -58,29 +61,65 @@ def _forecast(run: Run, table: Table | None, steps: int) -> dict[str, np.ndarray
     return {"time": next_times(times, steps), "prediction": mean, "std": std, "low": low, "high": high}
 
 
-def read_like_training(run: Run, data: Any) -> Table:
-    """New rows as a table, with the types that the columns had in training."""
-    return as_table(data, [] if run.encoding is None else run.encoding.categories)
+def read_like_training(run: Run, data: Any, options: ReadingOptions | None = None) -> Table:
+    """New rows as a table, of which the columns that the run needs are read as in training.
+
+    Args:
+        run: the run.
+        data: a table, a file, a DataFrame or a dict of columns.
+        options: what the user says about the file. What is not said is as in training.
+    """
+    said = options or ReadingOptions()
+    trained = ReadingOptions.from_config(run.config)
+    said = replace(said, missing=(*said.missing, *trained.missing))
+    return as_table(data, _known_formats(run), said, trained.sheet)
 
 
-def as_table(data: Any, categories: Sequence[str] = ()) -> Table:
-    """A table from a table, a file, a DataFrame or a dict of columns; columns `categories` are read as text."""
+def _known_formats(run: Run) -> dict[str, dict[str, Any]]:
+    """The formats of the columns that a run predicts from."""
+    if run.encoding is None:
+        names = [name for name in (run.config["target"], run.config.get("time")) if name is not None]
+        kinds: dict[str, dict[str, Any]] = {name: {} for name in names}
+    else:
+        # Runs of earlier versions do not say how columns were read, only what they are.
+        kind = lambda column: "date" if column.get("note") == DATES else column["kind"]
+        used = [column for column in run.encoding.encoding.columns if column["used"]]
+        kinds = {column["name"]: {"kind": kind(column)} for column in used}
+    formats = run.summary.get("formats", {})
+    return {name: formats.get(name, kind) for name, kind in kinds.items()}
+
+
+def as_table(
+    data: Any,
+    formats: Mapping[str, Mapping[str, Any]],
+    options: ReadingOptions | None = None,
+    usual_sheet: str | None = None,
+) -> Table:
+    """A table from a table, a file, a DataFrame or a dict of columns; of these, the columns with known formats."""
     if isinstance(data, Table):
         return data
     if isinstance(data, str | Path):
-        return read(data, categories)
+        return read(data, options, formats, only=list(formats), usual_sheet=usual_sheet)
     if hasattr(data, "columns") or isinstance(data, dict):
-        names = list(getattr(data, "columns", data))
-        columns = {str(name): _column(str(name), np.atleast_1d(np.asarray(data[name]))) for name in names}
-        return Table(columns, "the data")
+        names = [name for name in getattr(data, "columns", data) if str(name) in formats]
+        context = Context("the data", options or ReadingOptions(), formats)
+        arrays = {str(name): np.atleast_1d(np.asarray(data[name])) for name in names}
+        return Table({name: _column(name, values, context) for name, values in arrays.items()}, "the data")
     raise InputError(f"Rows to predict are a file, a DataFrame or a dict of columns, not a {type(data).__name__}.")
 
 
-def _column(name: str, values: np.ndarray) -> Column:
+def _column(name: str, values: np.ndarray, context: Context) -> Column:
+    """A column of a DataFrame or a dict. Numbers and dates are as they are, text is read as in training."""
+    kind = context.formats[name].get("kind")
     if values.dtype.kind == "M":
         return Column(name, numbers=values.astype("datetime64[us]").astype(float) / 8.64e10, note=DATES)
-    if values.dtype.kind in "iuf":
+    if values.dtype.kind in "iuf" and (values.dtype.kind == "f" or kind not in ("category", "truth")):
         return Column(name, numbers=values.astype(float))
     missing = lambda value: value is None or value != value or str(value) in ("", "nan", "<NA>")
     as_text = lambda value: str(value).lower() if isinstance(value, bool | np.bool_) else str(value)
-    return Column.of_text(name, [None if missing(value) else as_text(value) for value in values])
+    texts = [None if missing(value) else as_text(value) for value in values]
+    if kind in (None, "category"):
+        return Column.of_text(name, texts)
+    import pyarrow as pa
+
+    return guess_columns([TextColumn.of(name, pa.array(texts, pa.string()))], context)[name]

@@ -79,11 +79,6 @@ class Preprocessing:
         stacked[incomplete[row]] = drawn.reshape(-1, x.shape[1])
         return preprocessing, TrainingRows(stacked, row, 1 / copies[row] if count > 1 else None)
 
-    @property
-    def categories(self) -> list[str]:
-        """The columns that are read as text."""
-        return self.encoding.categories
-
     def unseen(self, table: Table) -> dict[str, int]:
         """For each categorical column, how many values did not occur in training; columns without any are left out."""
         return self.encoding.unseen(table)

@@ -16,13 +16,15 @@ class Run:
     """One fit of a table. `bayesrule.load("run/")` reads it from its directory, and `predict` predicts with it.
 
     `config` holds the settings: "data", "target", "task" ("regression", "binary", "classes", "counts" or "sequence"),
-    "model", "estimator" (the class's name), "recipe", "seed", "test_size", "time" and "params" (of the estimator).
+    "model", "estimator" (the class's name), "recipe", "seed", "test_size", "time" and "params" (of the estimator); and
+    what was said about the file: "missing", "decimal", "date_format", "sheet" and "columns".
 
     `summary` describes the data: "source", "rows", "train_rows", "test_rows", "guesses" (sentences about settings that
     were not given), "columns" (a dict for each: "name", "kind" ("number" or "category"), "missing", "used", and "mean",
-    "std", "min", "max" or "levels" and "top", a list of pairs of a level and its count, and "note" where it was dropped
-    or changed), "target" (the same for the target), "features" (the names of the estimator's inputs) and "missing"
-    (sentences about what was done where values are missing).
+    "std", "min", "max" or "levels" and "top", a list of pairs of a level and its count, "guess", what its texts were
+    taken for, and "note" where it was dropped or changed), "target" (the same for the target), "formats" (how the texts
+    of columns were read, by name), "features" (the names of the estimator's inputs) and "missing" (sentences about what
+    was done where values are missing).
 
     `estimator` is the fitted estimator. `encoding` is the preprocessing from a table to its inputs, None for a
     sequence.

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..estimators.registry import build_estimator, default_model, estimator_name
 from ..tables import tasks
+from ..tables.guess_columns import describe_columns
 from ..tables.tables import Column, InputError, Table, number_label
 from ..tables.time_order import irregularities, order_by_time
 from . import average, score
@@ -44,8 +45,12 @@ def train(
     began = time.perf_counter()
     all_rows = table
     table, target, config, notes = resolve_config(table, config)
-    for note in notes:
-        log(note)
+    notes = [*table.notes, *notes]
+    for line in [*notes, *describe_columns(all_rows.columns)]:
+        log(line)
+    for name in (target.name, config.get("time")):  # The notes of other columns follow when these are encoded.
+        if name is not None and all_rows.columns[name].note:
+            log(f"{name!r}: {all_rows.columns[name].note}")
     if config["task"] == "sequence":
         from .train_sequence import train_sequence
 
@@ -59,6 +64,9 @@ def train(
                 part["row"] = row_in_file[part["row"]]
     run.summary["guesses"] = notes
     run.summary["source"] = table.source
+    run.summary["target"] |= {"guess": target.guess, "note": target.note}
+    # By these the columns of other files are read alike.
+    run.summary["formats"] = {name: column.format for name, column in all_rows.columns.items() if column.format}
     run.versions = versions()
     run.seconds["fit"] = round(time.perf_counter() - began, 2)
     return run
@@ -81,7 +89,7 @@ def resolve_config(table: Table, config: dict[str, Any]) -> tuple[Table, Column,
     if observed < _FEWEST_ROWS:
         rows = "1 row" if observed == 1 else f"{observed:,} rows"
         raise InputError(f"{table.source} has {rows} with a value of {name!r}: at least {_FEWEST_ROWS} are needed.")
-    tasks.check_target(target)
+    tasks.check_target(target, table.place)
     if config.get("time") is not None:
         table.column(config["time"])
         config["task"] = config.get("task") or "sequence"
@@ -99,11 +107,26 @@ def resolve_config(table: Table, config: dict[str, Any]) -> tuple[Table, Column,
         others = len(table.columns) - 1 - (config.get("time") is not None)
         if others:
             notes.append(f"the other columns ({others}) are not used")
+    elif len(table.columns) == 1:
+        raise InputError(
+            f"{table.source} has one column, {name!r}, and nothing to predict it from. If its columns are separated by "
+            "something else than commas, semicolons, tabs, | or spaces, save it as CSV; if it is a series, say --task "
+            "sequence."
+        )
     missing = int(target.missing.sum())
     if missing and config["task"] != "sequence":
         notes.append(f"{missing:,} rows without a value of {name!r} are left out")
         table = table.take(~target.missing)
         target = table.column(name)
+    if config["task"] in ("binary", "classes"):
+        single = int((np.unique(target.labels(), return_counts=True)[1] == 1).sum())
+        if single:
+            what = (
+                "1 class of {!r} has one row, which is"
+                if single == 1
+                else "{1} classes of {0!r} have one row, which is"
+            )
+            notes.append(f"{what.format(name, single)} trained on: the held-out rows say nothing about it")
     config |= {"target": name, "model": config.get("model") or default_model(config["task"])}
     for setting, default in {"recipe": None, "params": {}, "seed": 0, "test_size": 0.2}.items():
         config.setdefault(setting, default)
@@ -135,6 +158,12 @@ def split(rows: int, config: dict[str, Any], labels: np.ndarray | None = None) -
             returned = np.isin(held_out, [held_out[labels[held_out] == label][0] for label in untrained])
             order = np.concatenate([held_out[~returned], held_out[returned], order[test_count:]])
             test_count -= int(returned.sum())
+        if not test_count:
+            raise InputError(
+                f"The target has {len(counts)} classes in {rows} rows, and every class needs a row to train on: none "
+                "is left to test. Is it the right column (--target)? Otherwise hold out more rows with --test-size, or "
+                "merge rare classes."
+            )
     return np.sort(order[test_count:]), np.sort(order[:test_count])
 
 

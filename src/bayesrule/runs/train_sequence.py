@@ -48,7 +48,18 @@ def train_sequence(table: Table, target: Column, config: dict[str, Any], watcher
             "rows": len(y),
             "train_rows": len(y_train),
             "test_rows": test_count,
-            "columns": [],
+            "columns": [
+                {
+                    "name": name,
+                    "kind": column.kind,
+                    "missing": int(column.missing.sum()),
+                    "used": name == config.get("time"),
+                    "guess": column.guess,
+                    "note": "the times" if name == config.get("time") else "the model sees the target's past alone",
+                }
+                for name, column in table.columns.items()
+                if name != target.name
+            ],
             "target": {
                 "name": target.name,
                 "kind": "number",

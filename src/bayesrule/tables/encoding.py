@@ -72,11 +72,6 @@ class Encoding:
         repeated = sum(int(missing[block][1:].sum()) for block, _ in self.category_blocks())
         return int(missing.sum()) - repeated
 
-    @property
-    def categories(self) -> list[str]:
-        """The columns that are read as text."""
-        return [column["name"] for column in self.columns if column["kind"] == "category"]
-
     def unseen(self, table: Table) -> dict[str, int]:
         """For each categorical column, how many values have no indicator column; columns without any are left out."""
         counts = {}
@@ -96,8 +91,12 @@ def _describe(column: Column, rows: int) -> dict[str, Any]:
         "missing": int(missing.sum()),
         "used": True,
     }
+    if column.guess:
+        description["guess"] = column.guess
     if column.note:
         description["note"] = column.note
+    if column.skip:
+        return description | {"used": False, "note": column.skip}
     if missing.all():
         return description | {"used": False, "note": column.note or "has no values"}
     if column.codes is None:
@@ -121,7 +120,9 @@ def _describe(column: Column, rows: int) -> dict[str, Any]:
 def _describe_numbers(numbers: np.ndarray, note: str) -> dict[str, Any]:
     finite = numbers[np.isfinite(numbers)]
     infinite = int(np.isinf(numbers).sum())
-    notes = [note] * bool(note) + [f"{infinite:,} infinite values are treated as missing"] * bool(infinite)
+    # Where the values come from a file, the note says so already, with the place.
+    is_known = not infinite or "infinite value" in note
+    notes = [note] * bool(note) + [f"{infinite:,} infinite values are treated as missing"] * (not is_known)
     description: dict[str, Any] = {"note": "; ".join(notes)} if notes else {}
     if not len(finite):
         return description | {"used": False, "note": "has no finite values"}

@@ -3,33 +3,82 @@ workbooks by openpyxl, an extra."""
 
 from __future__ import annotations
 
-import gzip
-import re
-import zipfile
-from collections import Counter
-from collections.abc import Sequence
-from datetime import date, datetime
-from numbers import Real
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .guess_columns import Context, TextColumn, guess_columns, leave_out_identifiers
+from .numerals import read_numeral
+from .options import ReadingOptions
 from .tables import DATES, Column, InputError, Table
+from .text_file import find_header, read_cells, read_text
+from .workbook import archive_names, is_workbook, read_workbook
 
-_NULLS = ["", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "#N/A", "?"]
-_MOSTLY = 0.95  # A text column with this share of numbers is numeric, and its other values are missing.
-_MAGIC = {b"PAR1": "parquet", b"PK\x03\x04": "npz", b"\x1f\x8b": "csv", b"\xd0\xcf\x11\xe0": "xls"}
+_MAGIC = {b"PAR1": "parquet", b"PK\x03\x04": "zip"}
+_FOREIGN = {
+    b"\xd0\xcf\x11\xe0": "a workbook of an old Excel: save it as .xlsx or CSV",
+    b"BZh": "compressed by bzip2: unpack it first, or compress it by gzip",
+    b"\xfd7zXZ": "compressed by xz: unpack it first, or compress it by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd: unpack it first, or compress it by gzip",
+    b"ARROW1": "a Feather file: save it as Parquet",
+    b"\x89HDF": "an HDF5 file: save the table as Parquet or CSV",
+    b"SQLite format": "a SQLite database: save the table as Parquet or CSV",
+    b"%PDF": "a PDF document: save the table as CSV",
+    b"{\\rtf": "a text document: save the table as CSV",
+    b"\x93NUMPY": "one array of NumPy: save named columns by np.savez, or as CSV",
+}
+_EXACT = 2.0**53  # Larger whole numbers are not all doubles.
 
 
-def read(path: str | Path, categories: Sequence[str] = ()) -> Table:
-    """Read a CSV file (any of , ; tab | as the delimiter; also gzipped), a Parquet, NPZ or Excel file, by its content.
+def read(
+    path: str | Path,
+    options: ReadingOptions | None = None,
+    formats: Mapping[str, Mapping[str, Any]] | None = None,
+    only: Collection[str] | None = None,
+    usual_sheet: str | None = None,
+) -> Table:
+    """Read a CSV file (columns separated by , ; tab | or spaces; also gzipped), a Parquet, NPZ or Excel file.
+
+    What a file is, is found out by its content. What its columns are is guessed by all their values.
 
     Args:
         path: the file.
-        categories: columns that are read as text even if all values look like numbers: a code 01 is not the number 1.
+        options: what the user says about the file.
+        formats: the `Column.format` of columns that are known, by name: they are read alike, and an error says where
+            that is impossible.
+        only: the columns that are wanted, and must be there; others are left out. All if not given.
+        usual_sheet: the sheet of a workbook that is read if it is there and the options do not name one.
     """
-    path = Path(path)
+    path, options = Path(path), options or ReadingOptions()
+    kind = _file_kind(path)
+    if options.sheet is not None and kind != "workbook":
+        raise InputError(f"{path} has no sheets: --sheet is for Excel workbooks, and this is a {kind.upper()} file.")
+    context = Context(path.name, options, formats or {})
+    notes: list[str] = []
+    locate: Callable[[int], str] | None = None
+    if kind == "csv":
+        names, arrays, locate = _read_csv(path, context, notes)
+    elif kind == "workbook":
+        names, arrays, rows, title, notes = read_workbook(path, options.sheet, usual_sheet)
+        locate = lambda row: f"row {rows[row]} of the sheet {title!r}"
+    else:
+        names, arrays = _read_parquet(path) if kind == "parquet" else _read_npz(path)
+    if locate is not None:
+        context.place = locate
+    names, arrays = _name_columns(path, names, arrays, notes)
+    if not len(arrays[0]):
+        remark = f" ({'; '.join(notes)})" if notes else ""
+        raise InputError(f"{path} has a header and no rows.{remark}")
+    _check_names(path, names, [*options.columns, *(only or ())], notes)
+    wanted = names if only is None else [name for name in names if name in only]
+    columns = _as_columns({name: arrays[names.index(name)] for name in wanted}, context)
+    return Table(columns, path.name, notes, locate)
+
+
+def _file_kind(path: Path) -> str:
+    """What a file is by its first bytes: "csv", "parquet", "npz" or "workbook"; raises if it is nothing of these."""
     if not path.exists():
         raise InputError(
             f"There is no file {path}: give a CSV, Parquet, NPZ or Excel file, or a name from `bayesrule datasets`."
@@ -43,220 +92,162 @@ def read(path: str | Path, categories: Sequence[str] = ()) -> Table:
         raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
     if not start.strip():
         raise InputError(f"{path} is empty.")
+    foreign = next((words for magic, words in _FOREIGN.items() if start.startswith(magic)), None)
+    if foreign is None and start.lstrip(b"\xef\xbb\xbf \r\n\t")[:1] in (b"{", b"<", b"["):
+        opening = start.lstrip(b"\xef\xbb\xbf \r\n\t")[:1]
+        foreign = "HTML or XML: save the table as CSV" if opening == b"<" else "JSON: save the table as CSV"
+    if foreign is not None:
+        raise InputError(f"{path} is {foreign}.")
     kind = next((kind for magic, kind in _MAGIC.items() if start.startswith(magic)), "csv")
-    if kind == "csv" and b"\0" in start and not start.startswith(b"\x1f\x8b"):
-        raise InputError(
-            f"{path} is not a table: it looks like a binary file. CSV, Parquet, NPZ and Excel files can be read."
-        )
-    if kind == "xls":
-        raise InputError(f"{path} is a workbook of an old Excel: save it as .xlsx or CSV.")
-    if kind == "npz" and _is_workbook(path):
-        columns = _read_workbook(path, categories)
-    else:
-        columns = _read_csv(path, categories) if kind == "csv" else _BY_KIND[kind](path)
-    table = Table(columns, path.name)
-    if not table.rows:
-        raise InputError(f"{path} has a header and no rows.")
-    return table
+    if kind != "zip":
+        return kind
+    inside = archive_names(path)
+    if is_workbook(path):
+        return "workbook"
+    if inside and not all(name.endswith(".npy") for name in inside):
+        shown = ", ".join(inside[:3]) + (", …" if len(inside) > 3 else "")
+        raise InputError(f"{path} is a ZIP archive ({shown}): unpack it, and give the CSV or Excel file in it.")
+    return "npz"
 
 
-# CSV and Parquet.
+def _read_csv(path: Path, context: Context, notes: list[str]) -> tuple[list[str], list[Any], Callable[[int], str]]:
+    file = read_text(path)
+    find_header(file)
+    context.delimiter = file.delimiter
+    names, arrays, lines = read_cells(file)
+    notes += file.notes
+    if lines is None:
+        return names, arrays, lambda row: f"line {file.line_of(row)}"
+    return names, arrays, lambda row: f"line {lines[row]}"
 
 
-def _read_csv(path: Path, categories: Sequence[str]) -> dict[str, Column]:
-    import pyarrow as pa
-    from pyarrow import csv
-
-    header = _read_header(path)
-    delimiter = max(",;\t|", key=header.count)
-
-    def parse(encoding: str, types: Any = None) -> Any:
-        return csv.read_csv(
-            path,
-            read_options=csv.ReadOptions(encoding=encoding),
-            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=csv.ConvertOptions(null_values=_NULLS, strings_can_be_null=True, column_types=types),
-        )
-
-    failure: Exception | None = None
-    known = dict.fromkeys(categories, pa.string())
-    for encoding in ("utf-8", "latin-1"):
-        try:
-            table = parse(encoding, known)
-            if encoding == "utf-8" and any(pa.types.is_binary(kind) for kind in table.schema.types):
-                continue  # pyarrow reads text that is not UTF-8 as bytes.
-            return _as_columns(table, path, categories)
-        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-            failure = error
-            if "conversion error" in str(error) and "UTF8" not in str(error).upper():
-                # pyarrow infers types from the first block. If a later value does not fit, read everything as text:
-                # `_text_column` then decides with all values at hand.
-                names = [name.strip().strip('"') for name in header.split(delimiter)]
-                return _as_columns(parse(encoding, dict.fromkeys(names, pa.string())), path, categories)
-        except OSError as error:
-            raise InputError(f"{path} cannot be read: is the file damaged? ({_first_line(error)})") from error
-    text = _first_line(failure)
-    mismatch = re.search(r"Expected (\d+) columns, got (\d+)(?:: (.{0,40}))?", text)
-    if mismatch:
-        excerpt = f" ({mismatch[3]} …)" if mismatch[3] else ""
-        raise InputError(
-            f"{path} is not a table: a line{excerpt} has {mismatch[2]} columns where the header has {mismatch[1]}."
-        ) from failure
-    raise InputError(f"{path} cannot be read as CSV: {text}") from failure
-
-
-def _read_header(path: Path) -> str:
-    with path.open("rb") as file:
-        opened = gzip.open if file.read(2) == b"\x1f\x8b" else open
-    try:
-        with opened(path, "rt", encoding="utf-8-sig", errors="replace") as file:
-            header = file.readline()
-            if "\0" in header:
-                raise InputError(f"{path} is not a table: it looks like a binary file.")
-            return header
-    except (OSError, EOFError) as error:
-        raise InputError(f"{path} cannot be read: is the file damaged? ({_first_line(error)})") from error
-
-
-def _read_parquet(path: Path) -> dict[str, Column]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        return _as_columns(parquet.read_table(path), path)
-    except (pa.ArrowInvalid, OSError) as error:
-        raise InputError(f"{path} cannot be read as Parquet: {_first_line(error)}") from error
-
-
-def _as_columns(table: Any, path: Path, categories: Sequence[str] = ()) -> dict[str, Column]:
-    names = [name.strip() or f"column {index + 1}" for index, name in enumerate(table.column_names)]
-    repeated = [name for name, count in Counter(names).items() if count > 1]
+def _name_columns(path: Path, names: list[str], arrays: list[Any], notes: list[str]) -> tuple[list[str], list[Any]]:
+    """Names for columns that have none; those without values are left out, as they come from trailing delimiters."""
+    kept = [place for place, name in enumerate(names) if name or not _is_blank(arrays[place])]
+    if not kept:
+        raise InputError(f"{path} has no columns with names: the first line must have the names of the columns.")
+    named = [names[place] or f"column {place + 1}" for place in kept]
+    unnamed = [repr(name) for name, place in zip(named, kept, strict=True) if not names[place]]
+    if unnamed:
+        notes.append(f"columns without a name are called {', '.join(unnamed[:5])}{', …' if len(unnamed) > 5 else ''}")
+    repeated = [name for place, name in enumerate(named) if name in named[:place]]
     if repeated:
         raise InputError(
             f"{path} has more than one column named {repeated[0]!r}: rename them, so that each has its own name."
         )
-    columns = [_column(name, values, name in categories) for name, values in zip(names, table.columns, strict=True)]
-    return {column.name: column for column in columns}
+    return named, [arrays[place] for place in kept]
 
 
-def _column(name: str, values: Any, category: bool = False) -> Column:
+def _check_names(path: Path, names: list[str], wanted: Collection[str], notes: list[str]) -> None:
+    """Raise unless all columns that are wanted are there."""
+    absent = [name for name in wanted if name not in names]
+    remark = f" ({'; '.join(notes)})" if notes else ""
+    if len(absent) > 1:
+        shown = ", ".join(map(repr, absent[:8])) + (", …" if len(absent) > 8 else "")
+        has = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+        raise InputError(f"{path.name} has no columns {shown}: it has {has}.{remark}")
+    for name in absent:
+        try:
+            Table({each: Column(each) for each in names}, path.name).column(name)
+        except InputError as error:
+            raise InputError(f"{error}{remark}") from None
+
+
+def _is_blank(array: Any) -> bool:
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if array.null_count == len(array):
+        return True
+    if not pa.types.is_string(array.type):
+        return False
+    trimmed = compute.call_function("utf8_trim_whitespace", [array])
+    return not compute.call_function("any", [compute.call_function("not_equal", [trimmed, ""])]).as_py()
+
+
+def _read_parquet(path: Path) -> tuple[list[str], list[Any]]:
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(f"{path} cannot be read as Parquet: {_first_line(error)}") from error
+    if not table.num_columns:
+        raise InputError(f"{path} has no columns.")
+    return [" ".join(str(name).split()) for name in table.column_names], table.columns
+
+
+def _as_columns(arrays: Mapping[str, Any], context: Context) -> dict[str, Column]:
+    """Columns from arrays of pyarrow. Those of text are guessed together, since one can decide how others are read."""
+    texts: dict[str, TextColumn] = {}
+    columns: dict[str, Column] = {}
+    for name, array in arrays.items():
+        typed = _typed_column(name, array, context)
+        if isinstance(typed, Column):
+            columns[name] = typed
+        else:
+            texts[name] = TextColumn.of(name, typed)
+    columns |= guess_columns(list(texts.values()), context)
+    return {name: columns[name] for name in arrays}
+
+
+def _typed_column(name: str, values: Any, context: Context) -> Column | Any:
+    """The column of an array that has a type; an array of text if its text has to be read, or is wanted."""
     import pyarrow as pa
 
+    values = values if not isinstance(values, pa.ChunkedArray) else pa.chunked_array(values.chunks, type=values.type)
+    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    if isinstance(values, pa.ChunkedArray):
+        values = values.chunk(0) if values.num_chunks else pa.array([], values.type)
     kind = values.type
     if pa.types.is_dictionary(kind):
         values, kind = values.cast(kind.value_type), kind.value_type
-    if pa.types.is_boolean(kind):
-        values, kind, category = values.cast(pa.string()), pa.string(), True
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind):
+        return values.cast(pa.string())
+    wanted = context.options.columns.get(name) or context.formats.get(name, {}).get("kind")
     if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        days = (
-            np.asarray(values.cast(pa.timestamp("us")).cast(pa.int64()).to_numpy(zero_copy_only=False), float) / 8.64e10
+        if wanted == "skip":
+            return values.cast(pa.string())
+        days = values.cast(pa.timestamp("us")).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        return Column(
+            name, numbers=np.asarray(days, float) / 8.64e10, note=DATES, guess="date", format={"kind": "date"}
         )
-        return Column(name, numbers=days, note=DATES)
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         numbers = np.asarray(values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False), float)
-        return Column(name, numbers=numbers)
+        too_long = pa.types.is_integer(kind) and bool(np.any(np.abs(numbers) > _EXACT))
+        if too_long or wanted not in (None, "number"):
+            return pa.array(_number_texts(values, numbers), pa.string())
+        return typed_numbers(name, numbers, context)
     if pa.types.is_null(kind):
-        return Column(name, numbers=np.full(len(values), np.nan))
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _text_column(name, values, category)
-    return Column(name, numbers=np.full(len(values), np.nan), note=f"is left out: values of type {kind} cannot be read")
+        return Column(name, numbers=np.full(len(values), np.nan), guess="empty")
+    skip = f"is left out: values of type {kind} cannot be read"
+    return Column(name, numbers=np.full(len(values), np.nan), note=skip, guess=str(kind), skip=skip)
 
 
-def _text_column(name: str, values: Any, category: bool) -> Column:
-    """A column of text: numbers if nearly all values are numbers and it is not known as a category."""
-    from pyarrow import compute
-
-    encoded = compute.call_function("utf8_trim_whitespace", [values]).combine_chunks().dictionary_encode()
-    levels = np.array([*encoded.dictionary.to_pylist(), ""], dtype=object)
-    codes = np.asarray(encoded.indices.fill_null(len(levels) - 1))
-    present = codes < len(levels) - 1
-    parsed = np.array([_parse_number(level) for level in levels])
-    share = np.isfinite(parsed[codes[present]]).mean() if present.any() else 0.0
-    if not category and (share == 1.0 or (share >= _MOSTLY and present.sum() > 20)):
-        odd = [str(level) for level, number in zip(levels[:-1], parsed[:-1], strict=True) if np.isnan(number)]
-        count = int(np.isnan(parsed[codes[present]]).sum())
-        shown = ", ".join(map(repr, odd[:3]))
-        note = f"{count} values that are not numbers ({shown}) are treated as missing" if odd else ""
-        return Column(name, numbers=parsed[codes], note=note)
-    order = np.argsort(levels[:-1].astype(str))
-    sorted_codes = np.append(np.argsort(order), -1)
-    return Column(name, codes=sorted_codes[codes], levels=tuple(str(levels[index]) for index in order))
+def _number_texts(values: Any, numbers: np.ndarray) -> list[str | None]:
+    """Numbers as text, whole ones with all their digits."""
+    return [
+        None if value is None or number != number else str(int(value)) if float(number).is_integer() else repr(number)
+        for value, number in zip(values.to_pylist(), numbers.tolist(), strict=True)
+    ]
 
 
-def _parse_number(text: str) -> float:
-    """The number that a text stands for, or NaN."""
-    try:
-        return float(text)
-    except ValueError:
-        return float("nan")
-
-
-# Excel.
-
-
-def _is_workbook(path: Path) -> bool:
-    """Whether a ZIP archive, which NPZ files and workbooks both are, is a workbook."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return "xl/workbook.xml" in archive.namelist()
-    except (zipfile.BadZipFile, OSError):
-        return False
-
-
-def _read_workbook(path: Path, categories: Sequence[str]) -> dict[str, Column]:
-    """The first sheet that is not empty. Its first row has the names of the columns."""
-    try:
-        from openpyxl import load_workbook
-    except ImportError as error:
-        raise InputError(
-            f"{path} is an Excel workbook, which needs openpyxl: pip install 'bayesrule[excel]', or save it as CSV."
-        ) from error
-    import pyarrow as pa
-
-    try:
-        workbook = load_workbook(path, read_only=True, data_only=True)
-        sheets = [
-            [row for row in sheet.values if any(_is_given(cell) for cell in row)] for sheet in workbook.worksheets
-        ]
-        workbook.close()
-    except Exception as error:  # It raises whatever its parsers of ZIP and XML do.
-        raise InputError(f"{path} cannot be read as an Excel workbook: {_first_line(error)}") from error
-    header, *rows = next((rows for rows in sheets if rows), [()])
-    width = max((place + 1 for row in [header, *rows] for place, cell in enumerate(row) if _is_given(cell)), default=0)
-    names = [str(header[place]) if place < len(header) and _is_given(header[place]) else "" for place in range(width)]
-    columns = [[row[place] if place < len(row) else None for row in rows] for place in range(width)]
-    arrays = [pa.chunked_array([_cells(cells)]) for cells in columns]
-    return _as_columns(pa.table(arrays, names=names), path, categories)
-
-
-def _is_given(cell: Any) -> bool:
-    return cell is not None and (not isinstance(cell, str) or cell.strip() not in _NULLS)
-
-
-def _cells(cells: list[Any]) -> Any:
-    """The cells of a column as an array of one type, text where they have several."""
-    import pyarrow as pa
-
-    given = [cell if _is_given(cell) else None for cell in cells]
-    kinds = {bool if isinstance(cell, bool) else float if isinstance(cell, Real) else type(cell) for cell in given}
-    kinds -= {type(None)}
-    if kinds == {float}:
-        return pa.array([None if cell is None else float(cell) for cell in given], pa.float64())
-    if kinds <= {datetime, date} and kinds:
-        return pa.array([_as_datetime(cell) for cell in given], pa.timestamp("us"))
-    if kinds == {bool}:
-        return pa.array(given, pa.bool_())
-    return pa.array([None if cell is None else str(cell) for cell in given], pa.string())
-
-
-def _as_datetime(cell: Any) -> datetime | None:
-    return cell if cell is None or isinstance(cell, datetime) else datetime(cell.year, cell.month, cell.day)
+def typed_numbers(name: str, numbers: np.ndarray, context: Context) -> Column:
+    """A column of numbers that were numbers in the file, too."""
+    given = [read_numeral(text) for text in context.options.missing]
+    missing = [value for numeral in given if numeral is not None for value in numeral.values.values()]
+    numbers = np.where(np.isin(numbers, missing), np.nan, numbers) if missing else numbers
+    column = Column(name, numbers=numbers, guess="number", format={"kind": "number"})
+    return leave_out_identifiers(column, forced=name in context.options.columns or name in context.formats)
 
 
 # NPZ.
 
 
-def _read_npz(path: Path) -> dict[str, Column]:
+def _read_npz(path: Path) -> tuple[list[str], list[Any]]:
+    import pyarrow as pa
+
     try:
         with path.open("rb") as opened, np.load(opened, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -265,30 +256,27 @@ def _read_npz(path: Path) -> dict[str, Column]:
             f"{path} cannot be read as NPZ (arrays without pickled objects): {_first_line(error)}"
         ) from error
     names = [str(name) for name in arrays.pop("feature_names", [])]
-    columns: dict[str, Column] = {}
+    columns: dict[str, np.ndarray] = {}
     for name, array in arrays.items():
         if array.ndim == 1:
-            columns[name] = _array_column(name, array)
+            columns[name] = array
         elif array.ndim == 2:
             width = array.shape[1]
             labels = names if len(names) == width else [f"{name}{index}" for index in range(width)]
-            columns |= {label: _array_column(label, array[:, index]) for index, label in enumerate(labels)}
-    lengths = {len(column) for column in columns.values()}
-    if len(lengths) != 1:
+            columns |= {label: array[:, index] for index, label in enumerate(labels)}
+    if len({len(column) for column in columns.values()}) != 1:
         shapes = {name: array.shape for name, array in arrays.items()}
         raise InputError(
             f"{path} needs arrays with the same number of rows, such as X (n, d) and y (n,): it has {shapes}."
         )
-    return columns
-
-
-def _array_column(name: str, array: np.ndarray) -> Column:
-    if array.dtype.kind in "biuf":
-        return Column(name, numbers=array.astype(float))
-    return Column.of_text(name, [str(value) or None for value in array])
-
-
-_BY_KIND = {"parquet": _read_parquet, "npz": _read_npz}
+    as_arrow = lambda array: (
+        pa.array(array.astype(array.dtype if array.dtype.kind in "iu" else float), from_pandas=True)
+        if array.dtype.kind in "biuf"
+        else pa.array(array.astype("datetime64[us]"))
+        if array.dtype.kind == "M"
+        else pa.array([str(value) for value in array], pa.string())
+    )
+    return list(columns), [as_arrow(np.ascontiguousarray(array)) for array in columns.values()]
 
 
 def _first_line(error: Any) -> str:

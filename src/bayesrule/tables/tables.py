@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
 
 DATES = "dates, in days since 1970"
+INVISIBLE = "\u200b\u200e\u200f\u2060\ufeff"
+"""Characters without width, which come with text that was copied from web pages."""
 
 
 class InputError(ValueError):
@@ -25,6 +28,10 @@ class Column:
         codes: the values of a categorical column as indices into `levels`, −1 where missing.
         levels: the different values of a categorical column.
         note: a remark for the user about how it was read.
+        guess: in a few words, what the values were taken for; empty where nothing had to be guessed.
+        format: how its texts were read, as JSON, so that those of another file are read alike: "kind" ("number",
+            "category", "truth" or "date"), and what `guess_columns` adds.
+        skip: why no model should use it; empty where one may.
     """
 
     name: str
@@ -32,6 +39,14 @@ class Column:
     codes: np.ndarray | None = None
     levels: tuple[str, ...] = ()
     note: str = ""
+    guess: str = ""
+    format: dict[str, Any] = field(default_factory=dict)
+    skip: str = ""
+
+    @property
+    def is_date(self) -> bool:
+        """Whether the numbers are dates, in days since 1970."""
+        return self.format.get("kind") == "date" or self.note == DATES
 
     @property
     def kind(self) -> str:
@@ -51,7 +66,7 @@ class Column:
     def take(self, rows: Any) -> Column:
         """The column at these rows: indices or a mask."""
         select = lambda values: None if values is None else values[rows]
-        return Column(self.name, select(self.numbers), select(self.codes), self.levels, self.note)
+        return replace(self, numbers=select(self.numbers), codes=select(self.codes))
 
     def labels(self) -> np.ndarray:
         """The values as text: integers without a decimal point, missing values as the empty string."""
@@ -85,11 +100,19 @@ def number_label(value: float) -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of the same length, and the name of their source."""
+    """Columns of the same length.
+
+    Args:
+        columns: by name.
+        source: the name of the file or data set.
+        notes: sentences about how the file was read.
+        locate: the place in the file of a row, counted from 0: "line 7". None where rows are not those of a file.
+    """
 
     columns: dict[str, Column]
     source: str = ""
     notes: list[str] = field(default_factory=list)
+    locate: Callable[[int], str] | None = None
 
     @property
     def rows(self) -> int:
@@ -99,9 +122,17 @@ class Table:
         """The table at these rows: indices or a mask."""
         return Table({name: column.take(rows) for name, column in self.columns.items()}, self.source, self.notes)
 
+    def place(self, row: int) -> str:
+        """Where a row is, for a message."""
+        return f"row {row + 1}" if self.locate is None else self.locate(int(row))
+
     def column(self, name: str) -> Column:
         """The column of this name; otherwise an error that lists the columns."""
         if name not in self.columns:
-            shown = ", ".join(list(self.columns)[:12]) + (", …" if len(self.columns) > 12 else "")
-            raise InputError(f"{self.source} has no column {name!r}: it has {shown}.")
+            names = list(self.columns)
+            folded = {each.casefold(): each for each in names}
+            close = [folded[each] for each in get_close_matches(name.casefold(), folded, 1)]
+            shown = ", ".join(names[:12]) + (", …" if len(names) > 12 else "")
+            meant = f" Is it {close[0]!r}?" if close else ""
+            raise InputError(f"{self.source} has no column {name!r}: it has {shown}.{meant}")
         return self.columns[name]

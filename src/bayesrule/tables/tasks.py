@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from .tables import Column, InputError
@@ -40,14 +42,20 @@ def guess_task(target: Column) -> tuple[str, str]:
     return "regression", f"{name} is a number: regression"
 
 
-def check_target(target: Column) -> None:
-    """Raise if the target cannot be predicted by any task."""
+def check_target(target: Column, place: Callable[[int], str] = lambda row: f"row {row + 1}") -> None:
+    """Raise if the target cannot be predicted by any task.
+
+    Args:
+        target: the column.
+        place: where a row is, for the message.
+    """
     present = ~target.missing
     name = repr(target.name)
     if not present.any():
         raise InputError(f"The target {name} has no values: choose another column with --target.")
     if target.numbers is not None and not np.all(np.isfinite(target.numbers[present])):
-        raise InputError(f"The target {name} has infinite values: correct or remove those rows.")
+        first = place(int(np.argmax(np.isinf(target.numbers))))
+        raise InputError(f"The target {name} has infinite values, the first in {first}: correct or remove those rows.")
 
 
 def check_task(task: str, target: Column, *, explicit: bool = False) -> None:
@@ -57,7 +65,8 @@ def check_task(task: str, target: Column, *, explicit: bool = False) -> None:
     name = repr(target.name)
     if target.codes is not None and task in ("regression", "counts", "sequence"):
         shown = ", ".join(map(repr, target.levels[:3]))
-        raise InputError(f"The target {name} is text ({shown}, …), and {task} needs numbers: try --task classes.")
+        why = f" It {target.note}." if target.note else ""
+        raise InputError(f"The target {name} is text ({shown}, …), and {task} needs numbers: try --task classes.{why}")
     values = target.codes[present] if target.codes is not None else np.asarray(target.numbers)[present]
     distinct = len(np.unique(values))
     if distinct == 1:
@@ -68,6 +77,7 @@ def check_task(task: str, target: Column, *, explicit: bool = False) -> None:
         raise InputError(
             f"The target {name} has {distinct:,} values in {len(values):,} rows, too many for classes: is it the right "
             "column? If it is, say --task classes, or for numbers --task regression."
+            + (f" It {target.note}." if target.codes is not None and target.note else "")
         )
     if task == "counts" and (np.any(values < 0) or np.any(np.mod(values, 1) != 0)):
         raise InputError(f"The target {name} is not counts (whole numbers from 0 on): try --task regression.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .tables import DATES, InputError, Table
+from .tables import InputError, Table
 
 
 def order_by_time(table: Table, time: str | None) -> tuple[np.ndarray, np.ndarray]:
@@ -16,12 +16,20 @@ def order_by_time(table: Table, time: str | None) -> tuple[np.ndarray, np.ndarra
         return np.arange(table.rows), np.arange(table.rows, dtype=float)
     column = table.column(time)
     if column.numbers is None:
-        raise InputError(f"The times in {time!r} are text: give numbers, or dates such as 2024-01-31.")
+        why = f" ({column.note})" if column.note else ""
+        raise InputError(
+            f"The times in {time!r} are text, such as {column.levels[0]!r}{why}: give numbers or dates. --date-format "
+            "says how dates are written, such as %d/%m/%Y."
+        )
     if column.missing.any():
-        raise InputError(f"{int(column.missing.sum()):,} rows have no time in {time!r}: fill in or remove them.")
+        first = table.place(int(np.argmax(column.missing)))
+        raise InputError(
+            f"{int(column.missing.sum()):,} rows have no time in {time!r}, the first in {first}: fill in or remove "
+            "them."
+        )
     order = np.argsort(column.numbers, kind="stable")
     times = column.numbers[order]
-    if column.note == DATES:
+    if column.is_date:
         times = (times * 86_400).round().astype("datetime64[s]")
     return order, times
 

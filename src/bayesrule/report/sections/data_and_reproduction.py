@@ -14,7 +14,8 @@ from ..markup import Markup, clean, join, tag, user_text
 from .layout import table
 
 SHOWN_COLUMNS = 40
-SETTINGS = ("data", "target", "task", "model", "recipe", "time", "test_size", "seed", "params")
+READING = ("missing", "decimal", "date_format", "sheet", "columns")
+SETTINGS = ("data", "target", "task", "model", "recipe", "time", "test_size", "seed", *READING, "params")
 
 
 def render_data(run: Run) -> Markup | None:
@@ -64,7 +65,7 @@ def _columns(columns: list[dict[str, Any]], target: dict[str, Any] | None) -> Ma
             f"{count(len(shown))} of {counted(len(columns), 'column')}, those with remarks first.",
             class_="caption",
         )
-    heads = ["Column", "Kind", "Values", "Missing", "Remark"]
+    heads = ["Column", "Read as", "Values", "Missing", "Remark"]
     # The last two columns of this table are left out if they would be empty in every line.
     kept = [index for index in range(5) if index < 3 or any(line[index] not in ("", "–") for line in lines)]
     cells = [[line[index] for index in kept] for line in lines]
@@ -77,7 +78,13 @@ def _column(each: dict[str, Any]) -> list[Any]:
     remark = "; ".join(clean(part) for part in (unused, each.get("note")) if part)
     name = user_text(each.get("name", ""), 60)
     missing = each.get("missing") or 0
-    return [name, each.get("kind", ""), _values(each), count(missing) if missing else "–", remark]
+    return [
+        name,
+        clean(each.get("guess") or each.get("kind", "")),
+        _values(each),
+        count(missing) if missing else "–",
+        remark,
+    ]
 
 
 def _values(each: dict[str, Any]) -> Any:
@@ -103,7 +110,7 @@ def render_reproduction(run: Run) -> Markup | None:
     """The configuration as a file that repeats the run, the versions used, and the time it took."""
     if not run.config and not run.versions:
         return None
-    settings = {key: run.config[key] for key in SETTINGS if run.config.get(key) not in (None, {})}
+    settings = {key: run.config[key] for key in SETTINGS if run.config.get(key) not in (None, {}, [])}
     lines = "\n".join(_yaml(settings))
     times = [f"{clean(part).replace('_', ' ')} {trimmed(value, 3)} s" for part, value in run.seconds.items()]
     versions = [f"{name} {version}" for name, version in run.versions.items() if version != "unknown"]
