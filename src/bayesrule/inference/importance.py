@@ -97,6 +97,9 @@ def fit_pareto(excess: Float[np.ndarray, " L"]) -> tuple[float, float]:
         k̂, with the weak prior of ten observations at 0.5 that PSIS takes, and σ.
     """
     count = len(excess)
+    if excess[int(count / 4 + 0.5) - 1] < 1e-12 * excess[-1]:
+        # Beside the largest weights a quarter of the tail vanishes: no Pareto distribution is as heavy as that.
+        return math.inf, math.inf
     most = 30 + int(math.sqrt(count))
     grid = 1 - np.sqrt(most / (np.arange(1, most + 1) - 0.5))
     grid = grid / (3 * excess[int(count / 4 + 0.5) - 1]) + 1 / excess[-1]
