@@ -45,13 +45,13 @@ def autoregression(lags: Any, y: Any) -> None:
 
 
 def arma(y: Any) -> None:
-    """The innovations e_t = u_t − θe_{t−1} as a product with the lower-triangular matrix of the powers of −θ."""
+    """The innovations e_t = u_t − θe_{t−1} by a triangular system: (I + θL)e = u, where L shifts by one."""
     mu, phi = pm.Normal("mu", 0.0, 10.0), pm.Normal("phi", 0.0, 2.0)
     theta, sigma = pm.Normal("theta", 0.0, 2.0), pm.HalfCauchy("sigma", 2.5)
     before = pt.concatenate([mu[None], y[:-1]])
-    lag = np.subtract.outer(np.arange(len(y)), np.arange(len(y)))
-    powers = pt.switch(lag >= 0, (-theta) ** np.maximum(lag, 0), 0.0)
-    pm.Potential("y", pm.logp(pm.Normal.dist(0.0, sigma), powers @ (y - mu - phi * before)).sum())
+    shift = np.eye(len(y), k=-1)
+    errors = pt.linalg.solve_triangular(np.eye(len(y)) + theta * shift, y - mu - phi * before, lower=True)
+    pm.Potential("y", pm.logp(pm.Normal.dist(0.0, sigma), errors).sum())
 
 
 def dogs(avoided: Any, shocked: Any, y: Any) -> None:
