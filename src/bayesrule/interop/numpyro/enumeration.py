@@ -155,7 +155,9 @@ def draw_discrete(
             "infer_discrete does not work there. Write the steps as a loop with numpyro.contrib.funsor.markov, or run "
             "the backward pass by hand on draws of the other sites."
         )
-    draws = jax.tree.map(jnp.asarray, dict(draws))  # Inside of a scan a NumPy array cannot be indexed by z.
+    draws = {
+        name: jnp.asarray(leaf) for name, leaf in draws.items()
+    }  # Inside of a scan a NumPy array cannot be indexed by z.
     sample_key, replay_key = jax.random.split(key)
     found = Predictive(model, posterior_samples=draws, infer_discrete=True, return_sites=list(discrete.sites))(
         sample_key, *args, **kwargs

@@ -158,9 +158,10 @@ def _places_of_nan(args: Any) -> str:
     for path, leaf in jax.tree_util.tree_flatten_with_path(args)[0]:
         if not isinstance(leaf, np.ndarray | jax.Array) or not jnp.issubdtype(leaf.dtype, jnp.floating):
             continue
-        if isinstance(leaf, jax.core.Tracer):
+        try:
+            count = int(np.sum(np.isnan(np.asarray(leaf))))
+        except LOOKS_AT_VALUES:  # Inside of a compiled program there are no values to look at.
             continue
-        count = int(np.sum(np.isnan(np.asarray(leaf))))
         if count:
             first, *rest = path
             kind = "args" if getattr(first, "idx", 0) == 0 else "kwargs"
