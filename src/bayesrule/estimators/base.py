@@ -118,7 +118,7 @@ class Classifier(ClassifierMixin):
 def _print_progress(name: str, result: Result) -> None:
     """Print how far a fit is, a few times a second; a progress function of `fit`."""
     kind = "bound" if len(result.trace.get("bound", ())) else "objective"
-    values = result.trace.get(kind, ())
+    values: Any = result.trace.get(kind, ())
     value = f", {kind} {float(values[-1]):.6g}" if len(values) else ""
     print(f"{name}: Iteration {result.steps}{value}", flush=True)
 

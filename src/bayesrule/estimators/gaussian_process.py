@@ -252,7 +252,7 @@ class GaussianProcessRegressor(RegressorMixin, _GaussianProcess):
         padded_weights = pad(weights, rows)
         hyper: dict[str, Any]
         hyper, free = ({}, {"kernel": kernel}) if self._is_kernel_free() else ({"kernel": kernel}, {})
-        starts = [free]
+        starts, best = [free], None
         if level is not None:
             starts = [{**free, "noise": level}] if is_noise_free else starts
             hyper = hyper if is_noise_free else {**hyper, "noise": level}
@@ -264,7 +264,8 @@ class GaussianProcessRegressor(RegressorMixin, _GaussianProcess):
         if free or is_noise_free:
             evidence = lambda logs: _log_evidence(logs, hyper, inducing, x, y, padded_weights)
             maxima = [self._maximize(evidence, start, 1e-10) for start in starts]
-            hyper = {**hyper, **max(maxima, key=lambda maximum: maximum.value).hyper}
+            best = max(maxima, key=lambda maximum: maximum.value)
+            hyper = {**hyper, **best.hyper}
         if inducing is None:
             model, data = _regression_model(hyper["kernel"], x, hyper["noise"]), {"y": y}
         else:
@@ -277,7 +278,9 @@ class GaussianProcessRegressor(RegressorMixin, _GaussianProcess):
         self.kernel_, self.noise_ = self._as_fitted(hyper["kernel"], noise), noise * self.y_scale_**2
         _warn_at_bounds(self.kernel_ if self._conversion is not None and starts[0] else None)
         self._rows = {"x": x, "y": y, "weights": padded_weights, "inducing": inducing, "free": tuple(starts[0])}
-        self.bound_ = self.log_evidence_ = _bound(result) - float(weights.sum() * np.log(self.y_scale_))
+        # The evidence as the search computes it has more digits than the bound where the noise is very small.
+        evidence_found = _bound(result) if best is None else best.value
+        self.bound_ = self.log_evidence_ = evidence_found - float(weights.sum() * np.log(self.y_scale_))
         self.bound_error_ = result.bound_error
         return self
 
@@ -324,7 +327,7 @@ class GaussianProcessRegressor(RegressorMixin, _GaussianProcess):
                 raise ValueError(
                     "Gradient can only be evaluated for theta!=None: pass kernel_.theta for the fitted one."
                 )
-            return self.log_evidence_
+            return np.float64(self.log_evidence_)
         rows = self._training()
         is_auto = self._conversion is None and isinstance(self.noise, str)
         kernel, noise = self._hyper_at(theta, self.kernel_, self.noise_ / self.y_scale_**2 if is_auto else None)
@@ -335,7 +338,7 @@ class GaussianProcessRegressor(RegressorMixin, _GaussianProcess):
         value, gradient = _log_evidence(logs, hyper, rows["inducing"], rows["x"], rows["y"], rows["weights"])
         if self._conversion is not None and not clone_kernel:
             self.kernel_.theta = np.asarray(theta, float)
-        value = float(value) - float(rows["weights"].sum() * np.log(self.y_scale_))
+        value = np.float64(value) - rows["weights"].sum() * np.log(self.y_scale_)
         return (value, self._flat_gradient(gradient, is_auto)) if eval_gradient else value
 
     def _flat_gradient(self, gradient: dict[str, Any], is_auto: bool) -> np.ndarray:
@@ -554,7 +557,7 @@ class GaussianProcessClassifier(Classifier, _GaussianProcess):
                 raise ValueError(
                     "Gradient can only be evaluated for theta!=None: pass kernel_.theta for the fitted one."
                 )
-            return self.bound_ / len(kernels)
+            return np.float64(self.bound_ / len(kernels))
         if eval_gradient and len(kernels) > 1:
             raise NotImplementedError(
                 "The gradient of the evidence is that of one process: with more than two classes fit one of them "
@@ -568,12 +571,12 @@ class GaussianProcessClassifier(Classifier, _GaussianProcess):
             logs = jax.tree.map(np.log, self._hyper_at(part, kernel, None)[0])
             messages = (np.zeros(len(rows["x"])), np.zeros(len(rows["x"])))
             model, start = _class_start(logs, messages, rows["x"], rows["inducing"], data, points)
-            q = run_as_fit(_RULES[method], model, start, data, steps=_STEPS, tolerance=1e-9).q
+            q = run_as_fit(_RULES[method], model, start, data, steps=_STEPS, tolerance=_TIGHT).q
             _, value, gradient = _class_bound(logs, q, rows["x"], rows["inducing"], data, points)
             values.append(float(value))
         if self._conversion is not None and not clone_kernel:
             self.kernel_.theta = theta if len(kernels) == 1 else np.concatenate(parts)
-        value = float(np.mean(values))
+        value = np.mean(values)
         return (value, self._flat_gradient(gradient)) if eval_gradient else value
 
     def _theta_size(self) -> int:
@@ -691,6 +694,7 @@ def _class_bound(logs: Any, q: Product, x: Any, inducing: Any, data: Weighted, p
 
 
 _STEPS = 200  # of each fit, at most
+_TIGHT = 1e-12  # nats, of the fit at hyper-parameters that a user asks for: differences of its evidence are gradients
 # The tolerance of each posterior while the kernel is searched, in nats: a part of what the last kernel gained on the
 # one before it, between these limits.
 _SHARE_OF_GAIN, _TIGHTEST, _LOOSEST = 1e-3, 1e-6, 1e-2

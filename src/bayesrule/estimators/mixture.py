@@ -135,6 +135,11 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         dtype = input_dtype(X)
         X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
         check_positive_ints(self, "n_components")
+        if len(X) < self.n_components:
+            raise ValueError(
+                f"Expected n_samples >= n_components but got n_components = {self.n_components}, n_samples = {len(X)}: "
+                "some components would have no row. Use fewer."
+            )
         if not self.reg_covar >= 0:
             raise ValueError(f"reg_covar= is a variance, 0 or more, got {self.reg_covar!r}.")
         # Messages are products of entries: of centred rows they lose no digits.
@@ -310,5 +315,5 @@ def _build_model(
     floor = penalty / count if priors == "flat" else 0.0
     if priors == "default":
         priors = usual_priors(rows, count, covariance)
-    options: dict[str, Any] = {"priors": priors, "floor": floor, "key": key, "start": start}
-    return gaussian_mixture(rows, count, covariance=covariance, **options, **values)
+    options: dict[str, Any] = {"priors": priors, "floor": floor, "key": key, "start": start, **values}
+    return gaussian_mixture(rows, count, covariance=covariance, **options)

@@ -57,6 +57,21 @@ class _Perceptron(NetworkEstimator):
         named = {name: partial(named_recipes.network_rule, name, *settings) for name in named_recipes.NETWORK}
         return choose_rule(self.recipe, named, self)
 
+    @property
+    def coefs_(self) -> list[np.ndarray]:
+        """The posterior means of the weights of each layer, (inputs, outputs), for standardised inputs."""
+        layers = [np.asarray(layer["w"]) for layer in self._mean_layers()]
+        return [layer / layer.dtype.type(np.sqrt(len(layer))) for layer in layers]
+
+    @property
+    def intercepts_(self) -> list[np.ndarray]:
+        """The posterior means of the biases of each layer."""
+        return [np.array(layer["b"]) for layer in self._mean_layers()]
+
+    def _mean_layers(self) -> list[Any]:
+        mean = self.posterior_.mean
+        return [mean[f"layer{number}"] for number in range(sum(name.startswith("layer") for name in mean))]
+
     def _initial_curvature(self) -> float:
         """The curvature of one example's loss in the outputs of the network, before any was measured."""
         return 1.0
@@ -195,6 +210,8 @@ class MLPClassifier(_NetworkClassifier, _Perceptron):
     ----------
     classes_ : the classes, sorted.
     posterior_ : q, over the parameters of the network.
+    coefs_, intercepts_ : for each layer the posterior means of its weights and biases, for inputs that are standardised
+        by `x_mean_` and `x_scale_`.
     prior_precision_ : δ.
     loss_curve_ : the objective per example, epoch by epoch.
     n_iter_ : the number of epochs.
@@ -275,7 +292,8 @@ class MLPRegressor(RegressorMixin, _Perceptron):
 
     Attributes
     ----------
-    posterior_, prior_precision_, loss_curve_, n_iter_, x_mean_, x_scale_, state_ : as for `MLPClassifier`.
+    posterior_, coefs_, intercepts_, prior_precision_, loss_curve_, n_iter_, x_mean_, x_scale_, state_ : as for
+        `MLPClassifier`.
     noise_ : σ², for several targets one for each.
     y_mean_, y_scale_ : what targets are standardised by.
 

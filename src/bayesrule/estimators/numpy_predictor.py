@@ -135,7 +135,7 @@ class Model:
             if covariance.ndim == 2:
                 scores = mean + np.sqrt(np.maximum(covariance, 0.0)) * noise[:, None]
             else:
-                scores = mean + np.einsum("nkl,sl->snk", root(covariance), noise)
+                scores = mean + np.moveaxis(root(covariance) @ noise.T, 2, 0)
             if "contrasts" in self.arrays:
                 scores = scores @ self.arrays["contrasts"].T
             powers = np.exp(scores - scores.max(axis=-1, keepdims=True))

@@ -32,7 +32,7 @@ class ConvertedKernel(Kernel):
         tree: the kernel as nested tuples, a name and then its parts; hyper-parameters are (first, last) in `values`.
     """
 
-    values: Float[Array, " P"] | np.ndarray
+    values: Any
     tree: Any = eqx.field(static=True)
 
     def between(self, x: Float[Array, "N D"], other: Float[Array, "M D"]) -> Float[Array, "N M"]:
@@ -186,8 +186,8 @@ def convert(kernel: Any) -> Conversion:
     if noise_name is not None:
         is_noise[slice(*places[noise_name])] = True
     # Places among the values without the noise.
-    shift = lambda place: tuple(int(index - is_noise[:index].sum()) for index in place)
-    moved = {name: shift(place) for name, place in places.items()}
+    shift = lambda index: int(index - is_noise[:index].sum())
+    moved = {name: (shift(first), shift(last)) for name, (first, last) in places.items()}
     trees = [_tree(part, prefix, moved) for part, prefix in terms]
     if not trees:
         raise ValueError("kernel= is noise alone (WhiteKernel): add a kernel for the process, such as RBF().")
