@@ -61,10 +61,11 @@ def test_coefficients_have_scikit_learns_shapes_and_are_writable(fitted):
 def test_scores_at_the_coefficients_are_those_of_the_posterior_mean(fitted):
     model = fitted["classes"]
     np.testing.assert_allclose(model.coef_.sum(0), 0.0, atol=1e-12)
-    narrow = model.posterior_.with_scaled_precision(1e12)  # All of the mass is at the mean.
+    narrow = pickle.loads(pickle.dumps(model))
+    narrow.posterior_ = model.posterior_.with_scaled_precision(1e12)  # All of the mass is at the mean.
     scores = X @ model.coef_.T + model.intercept_
     softmax = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    np.testing.assert_allclose(model.with_posterior(narrow).predict_proba(X), softmax, rtol=1e-5)
+    np.testing.assert_allclose(narrow.predict_proba(X), softmax, rtol=1e-5)
 
 
 def test_a_class_without_weight_has_a_row_of_its_own():
@@ -100,7 +101,8 @@ def test_linear_models_take_sparse_rows(form, fitted):
     for name, target in (("ridge", SCORE), ("binary", LABELS), ("counts", COUNTS)):
         model = clone(fitted[name]).fit(sparse, target)
         np.testing.assert_allclose(model.coef_, fitted[name].coef_, rtol=1e-12)
-        np.testing.assert_array_equal(model.predict(sparse), fitted[name].predict(X))
+        predictions = [np.asarray(part.predict(rows), float) for part, rows in ((model, sparse), (fitted[name], X))]
+        np.testing.assert_allclose(*predictions, rtol=1e-9)
 
 
 def test_single_precision_in_and_out(fitted):
@@ -113,7 +115,7 @@ def test_single_precision_in_and_out(fitted):
         assert outputs.dtype == np.float32
         assert model.posterior_.mean["w"].dtype == np.float64  # What is computed is not.
     assert all(part.dtype == np.float32 for part in fitted["ridge"].predict(single, return_std=True))
-    found = GaussianMixture(2, max_iter=20, random_state=0).fit(single)
+    found = GaussianMixture(1).fit(single)
     parts = (found.means_, found.covariances_, found.weights_, found.predict_proba(single), found.score_samples(single))
     assert {part.dtype for part in parts} == {np.dtype(np.float32)}
     assert PPCA(1).fit(single).transform(single).dtype == np.float32

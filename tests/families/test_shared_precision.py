@@ -78,5 +78,6 @@ def test_one_mean_is_the_ordinary_family():
     tied = TiedNormalWishart(jnp.array([[1.0, 2.0]]), jnp.array([2.0]), 4.0, SCALE)
     plain = NormalWishart(jnp.array([1.0, 2.0]), 2.0, 4.0, SCALE)
     assert float(tied.entropy()) == pytest.approx(float(plain.entropy()), rel=1e-12)
-    spherical, gamma = SphericalNormalGamma(jnp.array([1.0]), 2.0, 4.0, 3.0), NormalGamma(1.0, 2.0, 4.0, 3.0)
+    spherical = SphericalNormalGamma(jnp.array([1.0]), jnp.array([2.0]), 4.0, 3.0)
+    gamma = NormalGamma(1.0, 2.0, 4.0, 3.0)
     assert float(spherical.entropy()) == pytest.approx(float(gamma.entropy()), rel=1e-12)

@@ -91,7 +91,7 @@ class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeE
         else:
             self.bound_ -= units
         bounds = fitted.result.trace.get("bound", ())
-        self.loglike_ = [*(float(bound) - units for bound in bounds), self.bound_]
+        self.loglike_ = np.append(np.asarray(bounds, float) - units, self.bound_)
         return self
 
     def _n_factors(self, features: int) -> int:

@@ -74,7 +74,8 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
     bound_ : the evidence lower bound with all constants; for EM the log-likelihood.
     bound_error_ : its error in nats, 0: the bound is in closed form.
     lower_bound_ : `bound_` divided by the number of rows.
-    lower_bounds_ : the same before each step of the best start, and at last `lower_bound_`.
+    lower_bounds_ : the same before each step of the best start, less the penalty of `reg_covar`, and at last
+        `lower_bound_`.
     converged_, n_iter_ : whether the fit converged, and its number of steps.
 
     Examples
@@ -157,7 +158,7 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
             self.bound_ = float(logsumexp(self._log_joint(X), axis=1).sum())
         self.lower_bound_ = self.bound_ / len(X)
         bounds = fitted.result.trace.get("bound", ())
-        self.lower_bounds_ = [*(float(bound) / len(X) for bound in bounds), self.lower_bound_]
+        self.lower_bounds_ = np.append(np.asarray(bounds, float) / len(X), self.lower_bound_)
         self.weights_ = self._weights().astype(dtype)
         means, precisions = mean_and_precision(self.posterior_["components"])
         shared = {"tied": lambda every: every[0], "spherical": lambda every: every[:, 0]}
