@@ -293,8 +293,8 @@ class GaussianProcessRegressor(RegressorMixin, _GaussianProcess):
         """
         if return_std and return_cov:
             raise ValueError("Give return_std or return_cov, not both: the covariance has the variances in it.")
-        kernel = _converted(self.kernel_)
-        mean, variance = self._predict_latent(self._validate(X), kernel, self.posterior_, full=return_cov)
+        X = self._validate(X)
+        mean, variance = self._predict_latent(X, _converted(self.kernel_), self.posterior_, full=return_cov)
         mean, variance = self.y_mean_ + self.y_scale_ * mean, self.y_scale_**2 * variance
         if return_cov:
             return mean, variance + self.noise_ * np.eye(len(mean))
