@@ -3,8 +3,14 @@
 Names load when first used, so importing the package costs nothing.
 """
 
+import sys
 from importlib import import_module
 from typing import Any
+
+if "multiprocessing" in sys.modules:  # Every worker process has it.
+    from .numerics.disk_cache import quiet_workers
+
+    quiet_workers()
 
 # Where each public name lives. `__init__.pyi` says the same to type checkers; a test holds the two together.
 _MODULES = {
@@ -14,6 +20,7 @@ _MODULES = {
     "rule.multistart": "Search",
     "objectives.objective": "Objective",
     "objectives.batches": "Weighted Microbatches",
+    "numerics.disk_cache": "keep_programs",
     "numerics.frozen": "freeze join",
     "points.base": "Delta Exact",
     "points.sampling": "MonteCarlo QuasiMonteCarlo",

@@ -63,6 +63,7 @@ from .fitting.run import run as run
 from .fitting.starts import Starts as Starts
 from .inference.infer import infer as infer
 from .inference.posterior import Posterior as Posterior
+from .numerics.disk_cache import keep_programs as keep_programs
 from .numerics.frozen import freeze as freeze
 from .numerics.frozen import join as join
 from .objectives.batches import Microbatches as Microbatches

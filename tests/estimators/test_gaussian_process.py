@@ -121,7 +121,7 @@ def test_draws_and_copies():
 @pytest.mark.parametrize(
     ("estimator", "words"),
     [
-        (GaussianProcessRegressor(TheirRBF()), "kernel of bayesrule.models.kernels"),
+        (GaussianProcessRegressor("rbf"), "kernel of bayesrule.models.kernels"),
         (GaussianProcessRegressor(noise=0.0), "a number above 0"),
         (GaussianProcessRegressor(optimizer="adam"), 'optimizer= is "bound" or None'),
         (GaussianProcessRegressor(n_inducing=0), "n_inducing= is a whole number above 0"),

@@ -276,8 +276,8 @@ def test_what_is_fitted_is_plain(name, tmp_path):
 BAD = {
     "method": (GaussianMixture(method="ems"), ROWS, "knows the methods 'em', 'vmp'"),
     "components": (GaussianMixture(0), ROWS, "n_components= is a whole number above 0"),
-    "too many": (GaussianMixture(9), ROWS[:5], "cannot be told apart"),
-    "covariance": (GaussianMixture(covariance_type="tied"), ROWS, '"full" or "diag"'),
+    "too many": (GaussianMixture(9), ROWS[:5], "n_samples >= n_components"),
+    "covariance": (GaussianMixture(covariance_type="round"), ROWS, "covariance_type= is 'full', 'tied'"),
     "iterations": (GaussianMixture(max_iter=0), ROWS, "max_iter= is a whole number"),
     "tolerance": (GaussianMixture(tol=-1), ROWS, "tol= is 0 or more"),
     "floor": (GaussianMixture(reg_covar=-1), ROWS, "reg_covar= is a variance"),

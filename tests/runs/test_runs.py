@@ -1,5 +1,6 @@
 """Runs: interrupted anywhere they end as if they were not; loaded they predict the same; their files run no code."""
 
+import importlib.util
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 import bayesrule as blr
 from bayesrule.cli import app
 from bayesrule.runs import score, store, watch
+from bayesrule.runs.run import Run
 from bayesrule.runs.train import split, train
 from bayesrule.tables.tables import Column, InputError, Table
 
@@ -105,6 +107,7 @@ def test_a_saved_run_predicts_the_same(tmp_path, target, leave, task):
     for name in before:
         np.testing.assert_array_equal(before[name], after[name])
     assert loaded.metrics == json.loads(json.dumps(run.metrics))
+    check_export(loaded, data, before, tmp_path / "numpy")
     np.testing.assert_array_equal(loaded.test["row"], run.test["row"])
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({name: column.labels() for name, column in data.columns.items() if name != target})
@@ -113,6 +116,32 @@ def test_a_saved_run_predicts_the_same(tmp_path, target, leave, task):
     assert list(from_frame) == list(before)
     with pytest.raises(InputError, match="has no column 'b'"):
         loaded.predict(frame[["a"]])
+
+
+def check_export(run, data, predictions, folder):
+    """The exported model gives the predictions for rows without missing values; how it does so without JAX is tested
+    in tests/estimators/test_export.py."""
+    spec = importlib.util.spec_from_file_location("exported", run.export("numpy", folder) / "predict.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    names = [column["name"] for column in run.summary["columns"] if column["used"]]
+    numbers = [data.columns[name] for name in names if data.columns[name].numbers is not None]
+    complete = ~np.any([column.missing for column in numbers], axis=0)  # A missing city is a level of its own.
+    values = lambda column: column.labels() if column.numbers is None else column.numbers
+    rows = {name: values(data.columns[name])[complete] for name in names}
+    found = module.load(folder / "model.npz").predict_columns(rows)
+    assert set(predictions) - set(found) <= ({"low", "high"} if run.config["task"] == "counts" else set())
+    for name, column in found.items():
+        if column.dtype.kind == "f":
+            np.testing.assert_allclose(column, predictions[name][complete], rtol=1e-12, atol=1e-13)
+        else:
+            np.testing.assert_array_equal(column, predictions[name][complete])
+
+
+def test_networks_are_not_exported(tmp_path):
+    run = Run({"estimator": "MLPClassifier"}, {}, None, None, {})
+    with pytest.raises(ValueError, match="--model linear"):
+        run.export("numpy", tmp_path)
 
 
 def test_intervals_hold_nine_tenths():

@@ -1,22 +1,24 @@
-"""The base of all estimators: how a class describes itself, double precision, keys from seeds, and rules by name."""
+"""The base of all estimators: how a class describes itself, precision and dtypes, keys from seeds, rules by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
-from sklearn.base import BaseEstimator
+from scipy import sparse
+from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ..fitting.fit import fit
 from ..fitting.progress import one_blas_thread
 from ..fitting.result import Result
+from ..numerics.disk_cache import keep_programs_in_workers
 from ..numerics.random import Key
 from ..rule.rule import Rule
 
@@ -64,23 +66,103 @@ class Estimator(BaseEstimator):
     """How often the command line draws these inputs again, under the fitted model, and fits anew. It helps a model that
     depends on its inputs by curves, unlike the Gaussian from which they are drawn at first."""
 
+    verbose: Any = False
+    """Whether `fit` prints its progress; estimators that iterate have it as a parameter."""
     _watcher: Any = None
     _bound_is_evidence: ClassVar[bool] = True
     """Whether the bound of its fits bounds the log evidence. It does not at temperatures other than 1."""
 
     def _run(self, rule: Rule, objective: Any, start: Any, data: PyTree = None, **options: Any) -> Result:
         """Call `bayesrule.fit`, or the watcher of a run, which shows, saves and resumes the fits of an estimator."""
-        run_fit = fit if self._watcher is None else self._watcher.fit
-        return run_fit(rule, objective, start, data, **options)
+        if self._watcher is not None:
+            return self._watcher.fit(rule, objective, start, data, **options)
+        if self.verbose:
+            options["progress"] = partial(_print_progress, type(self).__name__)
+        return fit(rule, objective, start, data, **options)
 
     def _validate(self, X: Any) -> np.ndarray:
-        """New rows as a float64 array, validated by scikit-learn against the training rows."""
+        """New rows as a float64 array, validated by scikit-learn against the training rows.
+
+        Sparse rows, where the estimator says by its tags that it takes them, are made dense.
+        """
         check_is_fitted(self)
-        return np.asarray(validate_data(self, X, dtype=np.float64, reset=False))
+        accept_sparse: Any = ["csr", "csc"] if self.__sklearn_tags__().input_tags.sparse else False
+        return as_dense(validate_data(self, X, accept_sparse=accept_sparse, dtype=np.float64, reset=False))
 
     def __getstate__(self) -> dict[str, Any]:
         state: Any = super().__getstate__()
         return {name: value for name, value in state.items() if name != "_watcher"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        keep_programs_in_workers()
+        super().__setstate__(state)
+
+
+class Classifier(ClassifierMixin):
+    """What all classifiers have in common, given `classes_` and `predict_proba`."""
+
+    classes_: np.ndarray
+    predict_proba: Callable[..., np.ndarray]
+
+    def predict_log_proba(self, X: Any) -> np.ndarray:
+        """The logarithm of `predict_proba`; −∞ for a class that had no weight in `fit`."""
+        with np.errstate(divide="ignore"):
+            return np.log(self.predict_proba(X))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The most probable class."""
+        probabilities = self.predict_proba(X)
+        return self.classes_[np.argmax(probabilities, axis=1)]
+
+
+def _print_progress(name: str, result: Result) -> None:
+    """Print how far a fit is, a few times a second; a progress function of `fit`."""
+    kind = "bound" if len(result.trace.get("bound", ())) else "objective"
+    values: Any = result.trace.get(kind, ())
+    value = f", {kind} {float(values[-1]):.6g}" if len(values) else ""
+    print(f"{name}: Iteration {result.steps}{value}", flush=True)
+
+
+def as_dense(X: Any) -> np.ndarray:
+    """Rows as an array: those of a sparse matrix are made dense, which needs room for all of its zeros."""
+    if not sparse.issparse(X):
+        return np.asarray(X)
+    try:
+        return np.asarray(X.toarray())
+    except MemoryError as error:
+        rows, columns = X.shape
+        raise ValueError(
+            f"A sparse X is made dense, and {rows:,} × {columns:,} numbers do not fit into memory: keep fewer columns "
+            "(sklearn.feature_selection, TruncatedSVD), or give fewer rows at a time."
+        ) from error
+
+
+def input_dtype(X: Any) -> Any:
+    """float32 if all of X is, or float64: the dtype of what is computed from it, by scikit-learn's convention."""
+    dtypes = list(X.dtypes) if hasattr(X, "dtypes") and hasattr(X, "columns") else [getattr(X, "dtype", None)]
+    is_single = bool(dtypes) and all(isinstance(dtype, np.dtype) and dtype == np.float32 for dtype in dtypes)
+    return np.dtype(np.float32 if is_single else np.float64)
+
+
+def in_dtype_of_inputs(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Let a method of (X, …) return float32 for X in float32. It computes in double precision all the same."""
+
+    @wraps(method)
+    def wrapped(self: S, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        result = method(self, *args, **kwargs)
+        if input_dtype(args[0] if args else next(iter(kwargs.values()))) == np.float64:
+            return result
+        return cast_results(result, np.float32)
+
+    return wrapped
+
+
+def cast_results(results: Any, dtype: Any) -> Any:
+    """An array, or a tuple of arrays, in another floating dtype; labels and other objects as they are."""
+    if isinstance(results, tuple):
+        return tuple(cast_results(result, dtype) for result in results)
+    is_float = isinstance(results, np.ndarray) and results.dtype.kind == "f"
+    return results.astype(dtype) if is_float else results
 
 
 def double_precision(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:

@@ -19,7 +19,7 @@ from ..numerics.padding import pad
 from ..numerics.random import Key
 from ..recipes import em, vmp
 from ..rule.rule import Rule
-from .base import double_precision
+from .base import double_precision, in_dtype_of_inputs
 from .base_iterative import IterativeEstimator, check_positive_ints, padded_rows
 
 
@@ -39,17 +39,21 @@ class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeE
         method: Any = "em",
         max_iter: int = 5000,
         tol: float = 1e-4,
+        verbose: Any = False,
         random_state: Any = None,
     ):
         self.n_components = n_components
         self.method = method
         self.max_iter = max_iter
         self.tol = tol
+        self.verbose = verbose
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = True
+        if tags.transformer_tags is not None:
+            tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
     @double_precision
@@ -72,18 +76,22 @@ class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeE
             data = condensed(rows, min(X.shape[1], padded_rows(len(X))))
         size = self._n_factors(X.shape[1])
         build = partial(_build_model, rows, size, self._noise, is_incomplete)
-        self._set_attributes(self._fit_starts(build, data, len(X)))
+        fitted = self._fit_starts(build, data, len(X))
+        self._set_attributes(fitted)
         blocks = self.posterior_.blocks
         loadings = np.asarray(blocks["loadings"].mean).T * self.scale_
         # Of incomplete rows the mean is fitted too, as the loading of a constant factor after the others.
         self.components_, self.mean_ = loadings[:size], center + loadings[size:].sum(0)
         noise = np.asarray(1 / blocks["noise"].mean) * self.scale_**2
         self.noise_variance_: Any = float(noise[0]) if self._noise == "one" else noise
+        # From the density of the standardised rows to that of X.
+        units = float(observed.sum(0) @ np.log(self.scale_))
         if isinstance(blocks["loadings"], Peak):
             self.bound_ = float(self._log_densities(X - self.mean_).sum())
         else:
-            # From the density of the standardised rows to that of X.
-            self.bound_ -= float(observed.sum(0) @ np.log(self.scale_))
+            self.bound_ -= units
+        bounds = fitted.result.trace.get("bound", ())
+        self.loglike_ = np.append(np.asarray(bounds, float) - units, self.bound_)
         return self
 
     def _n_factors(self, features: int) -> int:
@@ -113,6 +121,7 @@ class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeE
         size = len(self.components_)
         return np.asarray(loadings.covariance())[:, :size, :size] * self.scale_[:, None, None] ** 2
 
+    @in_dtype_of_inputs
     @double_precision
     def transform(self, X: Any) -> np.ndarray:
         """The expected factors of each row, given its observed values."""
@@ -129,6 +138,7 @@ class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeE
         rows = self._center(X)
         return self.mean_ + factor_scores.impute(rows, self.components_.T, self._column_noises(), self._loadings_cov())
 
+    @in_dtype_of_inputs
     @double_precision
     def score_samples(self, X: Any) -> np.ndarray:
         """The log density of the observed values of each row, with loadings and noise at their estimates."""
@@ -145,6 +155,14 @@ class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeE
         """WWᵀ plus the noise variances, at their estimates."""
         check_is_fitted(self)
         return self.components_.T @ self.components_ + np.diag(self._column_noises())
+
+    def get_precision(self) -> np.ndarray:
+        """The inverse of `get_covariance`, by the inverse of a matrix of as many rows as there are factors."""
+        check_is_fitted(self)
+        weighted = self.components_ / self._column_noises()
+        inner = np.eye(len(self.components_)) + weighted @ self.components_.T
+        precision = np.diag(1 / self._column_noises()) - weighted.T @ np.linalg.solve(inner, weighted)
+        return 0.5 * (precision + precision.T)
 
 
 class FactorAnalysis(_FactorModel):
@@ -166,6 +184,8 @@ class FactorAnalysis(_FactorModel):
     tol : float, default=1e-4
         A fit ends when what is still to gain, estimated from how the steps shrink, is less than this many nats for each
         row.
+    verbose : bool, default=False
+        Whether to print the progress of the fit.
     random_state : int, RandomState or None, default=None
         The seed of the start of factors beyond the principal components.
 
@@ -177,6 +197,7 @@ class FactorAnalysis(_FactorModel):
     scale_ : the standard deviations of the columns.
     bound_ : the evidence lower bound with all constants; for EM the log-likelihood.
     bound_error_ : its error in nats, 0: the bound is in closed form.
+    loglike_ : the bound before each step, and at last `bound_`; for EM the log-likelihoods.
     converged_, n_iter_ : whether the fit converged, and its number of steps.
 
     Examples
@@ -201,12 +222,12 @@ class PPCA(_FactorModel):
 
     Parameters
     ----------
-    n_components, method, max_iter, tol, random_state
+    n_components, method, max_iter, tol, verbose, random_state
         As for `FactorAnalysis`.
 
     Attributes
     ----------
-    components_, mean_, posterior_, scale_, bound_, converged_, n_iter_ : as for `FactorAnalysis`.
+    components_, mean_, posterior_, scale_, bound_, loglike_, converged_, n_iter_ : as for `FactorAnalysis`.
     noise_variance_ : σ².
 
     Examples

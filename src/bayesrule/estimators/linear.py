@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import validate_data
 
@@ -34,7 +34,18 @@ from ..recipes import laplace
 from ..rule.rule import Rule
 from ..steps.guards import Backtracking
 from ..steps.steps import Steps
-from .base import Estimator, Explain, double_precision, make_key, to_numpy
+from .base import (
+    Classifier,
+    Estimator,
+    Explain,
+    as_dense,
+    double_precision,
+    in_dtype_of_inputs,
+    input_dtype,
+    make_key,
+    to_numpy,
+)
+from .export import ExportsNumpy
 from .named_recipes import CONCENTRATED, MANY_STEPS, has_many_weights, linear_rule
 from .preprocessing import encode_classes, example_weights, mean_and_scale
 from .ridge import RidgeRegression
@@ -45,7 +56,7 @@ _BY_CLASS_STEPS, _BY_CLASS_ROUNDS = 4, 5  # whose α is chosen in so many rounds
 _SUBSET_ROWS = 20_000  # Of very many rows, a subset of this size determines the prior's precision.
 
 
-class _LinearModel(Estimator):
+class _LinearModel(ExportsNumpy, Estimator):
     """Logistic and Poisson regression: a posterior over the weights, and the prior's precision by the evidence."""
 
     _kind: ClassVar[str]
@@ -62,6 +73,7 @@ class _LinearModel(Estimator):
         max_iter: int = 100,
         tol: float = 1e-6,
         batch_size: int | None = None,
+        verbose: Any = False,
         random_state: Any = None,
     ):
         self.recipe = recipe
@@ -70,7 +82,19 @@ class _LinearModel(Estimator):
         self.max_iter = max_iter
         self.tol = tol
         self.batch_size = batch_size
+        self.verbose = verbose
         self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
+
+    def _validate_rows(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, Any]:
+        """Training rows and targets, validated; sparse rows are made dense, and the dtype of all is remembered."""
+        self._input_dtype = input_dtype(X)
+        X, y = validate_data(self, X, y, accept_sparse=["csr", "csc"], dtype=np.float64, **options)
+        return as_dense(X), y
 
     def _rule(self, outputs: int | None, X: np.ndarray) -> Rule:
         bend = regression.BEND if self._kind == "logistic" else None
@@ -276,9 +300,14 @@ class _LinearModel(Estimator):
             warnings.warn(message, ConvergenceWarning, stacklevel=5)
         self.posterior_ = self._in_users_units(result.q)
         self.n_iter_ = result.steps
-        self.coef_ = np.asarray(self.posterior_.mean["w"]).T
-        intercept = np.asarray(self.posterior_.mean.get("b", np.zeros(self.coef_.shape[:-1])))
-        self.intercept_ = np.asarray(intercept - self.coef_ @ getattr(self, "x_mean_", np.zeros(self.n_features_in_)))
+        coef = np.asarray(self.posterior_.mean["w"], float).T
+        intercept = np.asarray(self.posterior_.mean.get("b", np.zeros(coef.shape[:-1])), float)
+        intercept = intercept - coef @ getattr(self, "x_mean_", np.zeros(self.n_features_in_))
+        self._set_coefficients(coef, intercept)
+
+    def _set_coefficients(self, coef: np.ndarray, intercept: np.ndarray) -> None:
+        """Set `coef_` and `intercept_` to the posterior means for columns as they are, in scikit-learn's shapes."""
+        self.coef_, self.intercept_ = coef.astype(self._input_dtype), float(intercept)
 
     def with_posterior(self, q: Family) -> Self:
         """A copy that predicts from another posterior, such as that of a fit which is still running."""
@@ -295,7 +324,8 @@ class _LinearModel(Estimator):
             prior = Gaussian(prior.mean, prior.precision)
         objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
         objective = dataclasses.replace(objective, regularizer=as_regularizer(None, prior))
-        outputs = self._rule_outputs(self.coef_.shape[0] if self.coef_.ndim == 2 else None)
+        weights_shape = np.shape(self.posterior_.mean["w"])
+        outputs = self._rule_outputs(weights_shape[1] if len(weights_shape) == 2 else None)
         bound_before, error_before = self.bound_, getattr(self, "bound_error_", None)
         data = _pad_data(X, y, weights, X.shape[1])
         result = self._fit_posterior(self._rule(outputs, X), objective, prior, data, len(X))
@@ -347,7 +377,7 @@ def _pad_data(X: np.ndarray, y: np.ndarray, weights: np.ndarray, features: int) 
     return Weighted((pad(X, rows, features), pad(y, rows)), jnp.asarray(pad(weights, rows)), weights.sum())
 
 
-class LogisticRegression(ClassifierMixin, _LinearModel):
+class LogisticRegression(Classifier, _LinearModel):
     r"""Logistic regression with a Gaussian posterior over its weights; probabilities are averaged over it.
 
     $p(y = 1 \mid x) = σ(w^⊤x + b)$ with $w ∼ N(0, 1/α)$ and a flat prior on b. For K classes it is the softmax of K
@@ -381,6 +411,8 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
         A fit ends when what is still to gain, estimated from how the steps shrink, is less than this many nats.
     batch_size : int or None, default=None
         Rows of a mini-batch; None uses all rows at every step.
+    verbose : bool, default=False
+        Whether to print the progress of the fit.
     random_state : int, RandomState or None, default=None
         The seed of algorithms that draw.
 
@@ -392,7 +424,9 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
         columns, and twice as many as rows, it is a `LowRankGaussian`; by class a `BlockDiagonalGaussian`.
     x_mean_ : zeros, or the columns' means where b and w are independent under the posterior ("mean_field", "vogn"), and
         where it is a `LowRankGaussian` or a `BlockDiagonalGaussian`.
-    coef_, intercept_ : the posterior mean of w and b; for K > 2 classes of the K − 1 outputs, or of the K scores.
+    coef_, intercept_ : the posterior means of w and b, (1, D) and (1,); for K > 2 classes those of their scores, (K, D)
+        and (K,), which sum to zero over the classes unless `outputs_` is "classes". A class without weight has the
+        intercept −∞. They are copies: predictions average over `posterior_`.
     outputs_ : "contrasts", or "classes" where every class has a score of its own ("by_class").
     prior_precision_ : α. The prior precision of a weight of column j is `prior_precision_ * x_scale_[j]**2`.
     x_scale_ : the standard deviations of the columns; ones for a `prior_precision` that was given.
@@ -427,6 +461,7 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
         max_iter: int = 100,
         tol: float = 1e-6,
         batch_size: int | None = None,
+        verbose: Any = False,
         random_state: Any = None,
     ):
         super().__init__(
@@ -436,6 +471,7 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
             max_iter=max_iter,
             tol=tol,
             batch_size=batch_size,
+            verbose=verbose,
             random_state=random_state,
         )
         self.class_weight = class_weight
@@ -459,7 +495,7 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
     @double_precision
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the posterior of the weights."""
-        X, y = validate_data(self, X, y, dtype=np.float64, ensure_min_samples=2)
+        X, y = self._validate_rows(X, y, ensure_min_samples=2)
         self.classes_, labels = encode_classes(y)
         weights = example_weights(X, sample_weight, self.class_weight, self.classes_, labels)
         # A class all of whose rows have the weight 0 is as good as absent: its intercept would have no posterior.
@@ -478,7 +514,7 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
         `classes` lists all classes at the first call, if y lacks some of them.
         """
         first = not hasattr(self, "posterior_")
-        X, y = validate_data(self, X, y, dtype=np.float64, reset=first)
+        X, y = self._validate_rows(X, y, reset=first)
         self.classes_, labels = encode_classes(y, classes if first else self.classes_)
         weights = example_weights(X, sample_weight, self.class_weight, self.classes_, labels)
         if first:
@@ -506,26 +542,51 @@ class LogisticRegression(ClassifierMixin, _LinearModel):
         start = regression.zeros(X.shape[1], outputs, intercept=self.fit_intercept)
         return self._fit_from(start, X, labels, weights)
 
+    def _set_coefficients(self, coef: np.ndarray, intercept: np.ndarray) -> None:
+        modelled = self._modelled()
+        if self._kind == "softmax":  # From contrasts to scores.
+            coef, intercept = (regression.contrasts(len(modelled)) @ part for part in (coef, intercept))
+        elif self._kind == "logistic" and len(self.classes_) == 2:
+            coef, intercept = coef[None], intercept[None]
+        elif self._kind == "logistic":  # Two of more classes have weight: scores whose difference is f.
+            coef, intercept = (np.stack([-0.5 * part, 0.5 * part]) for part in (coef, intercept))
+        if len(modelled) < len(self.classes_):
+            every = np.zeros((len(self.classes_), coef.shape[1])), np.full(len(self.classes_), -np.inf)
+            every[0][modelled], every[1][modelled] = coef, intercept
+            coef, intercept = every
+        self.coef_, self.intercept_ = coef.astype(self._input_dtype), intercept.astype(self._input_dtype)
+
+    @in_dtype_of_inputs
     @double_precision
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of every class, averaged over the posterior."""
         mean, _ = self._predictive(self._inputs(X))
-        probabilities = np.column_stack([1 - mean, mean]) if mean.ndim == 1 else mean
-        if probabilities.shape[1] == len(self.classes_):
-            return probabilities
-        every = np.zeros((len(probabilities), len(self.classes_)))
-        every[:, self._modelled()] = probabilities
+        return self._for_every_class(np.column_stack([1 - mean, mean]) if mean.ndim == 1 else mean, 0.0)
+
+    @in_dtype_of_inputs
+    @double_precision
+    def decision_function(self, X: Any) -> np.ndarray:
+        """The log odds of the second of two classes, (rows,), or the log probability of each of more, (rows, K).
+
+        They are those of `predict_proba`, which the logistic or softmax function of them gives: averaged over the
+        posterior. The score at the posterior mean is `X @ coef_.T + intercept_`.
+        """
+        mean, variance = self._predictive(self._inputs(X))
+        least = np.finfo(float).tiny
+        if mean.ndim == 2:
+            return self._for_every_class(np.log(np.maximum(mean, least)), -np.inf)
+        # The variance is the product of both probabilities, each of which is accurate where it is small.
+        other = np.maximum(variance, least) / np.maximum(mean, least)
+        logs = np.column_stack([np.log(np.minimum(other, 1.0)), np.log(np.maximum(mean, least))])
+        return logs[:, 1] - logs[:, 0] if len(self.classes_) == 2 else self._for_every_class(logs, -np.inf)
+
+    def _for_every_class(self, values: np.ndarray, absent: float) -> np.ndarray:
+        """Columns for all classes, from those of the classes that have weight; the others have the value `absent`."""
+        if values.shape[1] == len(self.classes_):
+            return values
+        every = np.full((len(values), len(self.classes_)), absent)
+        every[:, self._modelled()] = values
         return every
-
-    def predict_log_proba(self, X: Any) -> np.ndarray:
-        """The logarithm of `predict_proba`."""
-        with np.errstate(divide="ignore"):  # A class that had no weight has the probability 0.
-            return np.log(self.predict_proba(X))
-
-    def predict(self, X: Any) -> np.ndarray:
-        """The most probable class."""
-        probabilities = self.predict_proba(X)
-        return self.classes_[np.argmax(probabilities, axis=1)]
 
     @double_precision
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
@@ -548,12 +609,13 @@ class PoissonRegression(RegressorMixin, _LinearModel):
 
     Parameters
     ----------
-    recipe, prior_precision, fit_intercept, max_iter, tol, batch_size, random_state
+    recipe, prior_precision, fit_intercept, max_iter, tol, batch_size, verbose, random_state
         As for `LogisticRegression`.
 
     Attributes
     ----------
-    posterior_, coef_, intercept_, prior_precision_, bound_, bound_normalized_, bound_error_, n_iter_ : as for
+    coef_, intercept_ : the posterior means of w, (D,), and b, a number.
+    posterior_, prior_precision_, bound_, bound_normalized_, bound_error_, n_iter_ : as for
         `LogisticRegression`.
 
     Examples
@@ -583,7 +645,7 @@ class PoissonRegression(RegressorMixin, _LinearModel):
         return self._fit_from(start, X, y, weights)
 
     def _validate_counts(self, X: Any, y: Any, *, reset: bool) -> tuple[np.ndarray, np.ndarray]:
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, reset=reset)
+        X, y = self._validate_rows(X, y, y_numeric=True, reset=reset)
         y = np.asarray(y, float)
         if not np.any(y):
             raise ValueError("Every count in y is 0, so that the logarithm of the rate would be −∞: give some above 0.")
@@ -601,6 +663,7 @@ class PoissonRegression(RegressorMixin, _LinearModel):
         weights = example_weights(X, sample_weight)
         return self._fit_counts(X, y, weights) if first else self._update(X, y, weights)
 
+    @in_dtype_of_inputs
     @double_precision
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The expected count, and with `return_std` the standard deviation of a count."""

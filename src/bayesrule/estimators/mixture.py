@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from scipy.special import logsumexp
@@ -15,14 +15,14 @@ from ..factor_graph.model import Model
 from ..families.point_mass import Peak
 from ..families.product import Product
 from ..models.component_predictive import build_predictive, mean_and_precision
-from ..models.mixture import gaussian_mixture, usual_priors
+from ..models.mixture import Covariance, gaussian_mixture, usual_priors
 from ..models.starts.clusters import with_shifted_mean
 from ..numerics.checks import positive_int
 from ..numerics.padding import pad
 from ..numerics.random import Key
 from ..recipes import svi
 from ..rule.rule import Rule
-from .base import double_precision
+from .base import double_precision, in_dtype_of_inputs, input_dtype
 from .base_iterative import IterativeEstimator, PowerDecay, check_positive_ints, padded_rows
 
 _SVI_BATCH = 256
@@ -41,8 +41,9 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         The number of components.
     method : {"em", "vmp", "svi"} or Rule, default="em"
         Maximum likelihood by EM; a posterior by variational message passing; or the same on mini-batches.
-    covariance_type : {"full", "diag"}, default="full"
-        The covariances of the components.
+    covariance_type : {"full", "tied", "diag", "spherical"}, default="full"
+        The covariances of the components: a matrix for each, one matrix for all, a diagonal matrix for each, or one
+        variance for each.
     max_iter : int, default=1000
         The maximal number of steps; for "svi", of passes over the data.
     tol : float, default=1e-4
@@ -57,16 +58,24 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         Rows of a mini-batch. None is all rows, and for "svi" 256.
     learning_decay, learning_offset : float, default=0.7 and 2.0
         "svi" has the rate (t + offset)^−decay at step t.
+    weights_init, means_init, precisions_init : array-like or None, default=None
+        Where to start, in the shapes of `weights_`, `means_` and `precisions_`; what is None comes from the clusters.
+    verbose : bool, default=False
+        Whether to print the progress of the fit.
     random_state : int, RandomState or None, default=None
         The seed.
 
     Attributes
     ----------
-    weights_, means_, covariances_, precisions_ : estimates; with a posterior E π, E m, (E Λ)⁻¹ and E Λ.
+    weights_, means_, covariances_, precisions_ : estimates; with a posterior E π, E m, (E Λ)⁻¹ and E Λ. The last two
+        are (K, D, D), (D, D), (K, D) or (K,), as `covariance_type` says.
+    precisions_cholesky_ : upper triangles U with `precisions_` = U Uᵀ, or the square roots of `precisions_`.
     posterior_ : families over "weights" and "components"; for EM, point masses.
     bound_ : the evidence lower bound with all constants; for EM the log-likelihood.
     bound_error_ : its error in nats, 0: the bound is in closed form.
     lower_bound_ : `bound_` divided by the number of rows.
+    lower_bounds_ : the same before each step of the best start, less the penalty of `reg_covar`, and at last
+        `lower_bound_`.
     converged_, n_iter_ : whether the fit converged, and its number of steps.
 
     Examples
@@ -86,7 +95,7 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         n_components: int = 1,
         *,
         method: Any = "em",
-        covariance_type: Literal["full", "diag"] = "full",
+        covariance_type: Covariance = "full",
         max_iter: int = 1000,
         tol: float = 1e-4,
         n_init: int = 1,
@@ -94,6 +103,10 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         batch_size: int | None = None,
         learning_decay: float = 0.7,
         learning_offset: float = 2.0,
+        weights_init: Any = None,
+        means_init: Any = None,
+        precisions_init: Any = None,
+        verbose: Any = False,
         random_state: Any = None,
     ):
         self.n_components = n_components
@@ -106,6 +119,10 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         self.batch_size = batch_size
         self.learning_decay = learning_decay
         self.learning_offset = learning_offset
+        self.weights_init = weights_init
+        self.means_init = means_init
+        self.precisions_init = precisions_init
+        self.verbose = verbose
         self.random_state = random_state
 
     def _rule(self) -> Rule:
@@ -116,26 +133,86 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
     @double_precision
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to rows X (N, D)."""
+        dtype = input_dtype(X)
         X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
         check_positive_ints(self, "n_components")
+        if len(X) < self.n_components:
+            raise ValueError(
+                f"Expected n_samples >= n_components but got n_components = {self.n_components}, n_samples = {len(X)}: "
+                "some components would have no row. Use fewer."
+            )
         if not self.reg_covar >= 0:
             raise ValueError(f"reg_covar= is a variance, 0 or more, got {self.reg_covar!r}.")
         # Messages are products of entries: of centred rows they lose no digits.
         center = X.mean(0)
+        start = self._check_start(center)
         rows, batch_size = X - center, self._batch_rows(len(X))
         if batch_size is None:
             rows = pad(rows, padded_rows(len(X)), fill=np.nan)  # Missing rows contribute nothing.
-        build = partial(_build_model, rows, self.n_components, self.covariance_type, self.reg_covar * len(X))
+        settings = (self.n_components, self.covariance_type, self.reg_covar * len(X))
+        build = partial(_build_model, rows, start, *settings)
         fitted = self._fit_starts(build, {"y": rows}, len(X), batch_size)
         q = fitted.result.q
         self._set_attributes(fitted, Product({**q.blocks, "components": with_shifted_mean(q["components"], center)}))
-        self.weights_ = np.asarray(self.posterior_["weights"].mean)
-        self.means_, self.precisions_ = mean_and_precision(self.posterior_["components"])
-        self.covariances_ = np.linalg.inv(self.precisions_) if self._full else 1 / self.precisions_
         if isinstance(self.posterior_["components"], Peak):
             self.bound_ = float(logsumexp(self._log_joint(X), axis=1).sum())
         self.lower_bound_ = self.bound_ / len(X)
+        bounds = fitted.result.trace.get("bound", ())
+        self.lower_bounds_ = np.append(np.asarray(bounds, float) / len(X), self.lower_bound_)
+        self.weights_ = self._weights().astype(dtype)
+        means, precisions = mean_and_precision(self.posterior_["components"])
+        shared = {"tied": lambda every: every[0], "spherical": lambda every: every[:, 0]}
+        precisions = shared.get(self.covariance_type, lambda every: every)(precisions)
+        covariances = np.linalg.inv(precisions) if self._has_matrices else 1 / precisions
+        self.means_, self.precisions_, self.covariances_ = (
+            np.array(part, dtype) for part in (means, precisions, covariances)
+        )
         return self
+
+    def _weights(self) -> np.ndarray:
+        return np.asarray(self.posterior_["weights"].mean, float)
+
+    @property
+    def _has_matrices(self) -> bool:
+        """Whether covariances are matrices, and not variances."""
+        return self.covariance_type in ("full", "tied")
+
+    @property
+    def precisions_cholesky_(self) -> np.ndarray:
+        """Upper triangles whose products with their transposes are the precisions, or roots of these."""
+        if not self._has_matrices:
+            return np.sqrt(self.precisions_)
+        # With Σ = LLᵀ the precision is L⁻ᵀL⁻¹.
+        return np.swapaxes(np.linalg.inv(np.linalg.cholesky(self.covariances_)), -1, -2)
+
+    def _check_start(self, center: np.ndarray) -> dict[str, np.ndarray]:
+        """The parts of a start that were given, checked; means are of centred rows."""
+        count, size, kind = self.n_components, len(center), self.covariance_type
+        shapes = {"full": (count, size, size), "tied": (size, size), "diag": (count, size), "spherical": (count,)}
+        if kind not in shapes:
+            raise ValueError(f"covariance_type= is {', '.join(map(repr, shapes))}, got {kind!r}.")
+        given = {
+            "weights": ("weights", self.weights_init, (count,)),
+            "means": ("means", self.means_init, (count, size)),
+            "precisions": (f"{kind} precision", self.precisions_init, shapes[kind]),
+        }
+        start = {}
+        for name, (label, value, shape) in given.items():
+            if value is None:
+                continue
+            start[name] = np.asarray(value, float)
+            if start[name].shape != shape:
+                raise ValueError(
+                    f"The parameter '{label}' should have the shape of {shape}, but got {start[name].shape}: give "
+                    f"{name}_init= for {count} components and {size} columns."
+                )
+        if "weights" in start:
+            _check_weights(start["weights"])
+        if "means" in start:
+            start["means"] = start["means"] - center
+        if "precisions" in start:
+            _check_precisions(start["precisions"], kind)
+        return start
 
     def _batch_rows(self, rows: int) -> int | None:
         """Rows of a mini-batch; None for full batches."""
@@ -145,15 +222,12 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         size = _SVI_BATCH if self.batch_size is None and stochastic else self.batch_size
         return None if size is None or size >= rows else size
 
-    @property
-    def _full(self) -> bool:
-        return self.precisions_.ndim == 3
-
     def _log_joint(self, X: np.ndarray) -> np.ndarray:
         """log E π_k + log p(y_n | k), (N, K)."""
-        log_weights = np.log(np.maximum(self.weights_, np.finfo(float).tiny))
+        log_weights = np.log(np.maximum(self._weights(), np.finfo(float).tiny))
         return log_weights + build_predictive(self.posterior_["components"]).log_prob(X)
 
+    @in_dtype_of_inputs
     @double_precision
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability that each row comes from each component."""
@@ -169,6 +243,7 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         """Fit, and return the most probable component of each row."""
         return self.fit(X).predict(X)
 
+    @in_dtype_of_inputs
     @double_precision
     def score_samples(self, X: Any) -> np.ndarray:
         """The log density of each row."""
@@ -183,14 +258,16 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         """Rows drawn from the fitted density, and the component of each."""
         check_is_fitted(self)
         positive_int("n_samples", n_samples)
-        random = check_random_state(self.random_state)
-        labels = np.repeat(np.arange(len(self.weights_)), random.multinomial(n_samples, self.weights_))
+        random, weights = check_random_state(self.random_state), self._weights()
+        labels = np.repeat(np.arange(len(weights)), random.multinomial(n_samples, weights))
         return build_predictive(self.posterior_["components"]).sample(random, labels), labels
 
     def _n_parameters(self) -> int:
         """The number of free parameters."""
         count, size = self.means_.shape
-        return count * (size + (size * (size + 1) // 2 if self._full else size)) + count - 1
+        triangle = size * (size + 1) // 2
+        covariances = {"full": count * triangle, "tied": triangle, "diag": count * size, "spherical": count}
+        return count * size + covariances[self.covariance_type] + count - 1
 
     def bic(self, X: Any) -> float:
         """The Bayesian information criterion on these rows; lower is better."""
@@ -201,10 +278,43 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         return -2 * self.score(X) * len(X) + 2 * self._n_parameters()
 
 
+def _check_weights(weights: np.ndarray) -> None:
+    if np.any(weights < 0) or np.any(weights > 1):
+        raise ValueError(
+            "The parameter 'weights' should be in the range [0, 1], but got max value "
+            f"{np.max(weights):.5f}, min value {np.min(weights):.5f}: weights_init= are probabilities."
+        )
+    if abs(1 - weights.sum()) > 1e-6:
+        raise ValueError(
+            f"The parameter 'weights' should be normalized, but got sum(weights) = {weights.sum():.5f}: divide "
+            "weights_init= by its sum."
+        )
+
+
+def _check_precisions(precisions: np.ndarray, kind: str) -> None:
+    if kind in ("diag", "spherical"):
+        if np.any(precisions <= 0):
+            raise ValueError(f"'{kind} precision' should be positive: precisions_init= are inverse variances.")
+        return
+    symmetric = np.allclose(precisions, np.swapaxes(precisions, -1, -2))
+    if not symmetric or np.any(np.linalg.eigvalsh(precisions) <= 0):
+        raise ValueError(
+            f"'{kind} precision' should be symmetric, positive-definite: precisions_init= are inverse covariances."
+        )
+
+
 def _build_model(
-    rows: np.ndarray, count: int, covariance: Any, penalty: float, priors: Any, key: Key, start: int
+    rows: np.ndarray,
+    values: dict[str, np.ndarray],
+    count: int,
+    covariance: Any,
+    penalty: float,
+    priors: Any,
+    key: Key,
+    start: int,
 ) -> Model:
     floor = penalty / count if priors == "flat" else 0.0
     if priors == "default":
         priors = usual_priors(rows, count, covariance)
-    return gaussian_mixture(rows, count, covariance=covariance, priors=priors, floor=floor, key=key, start=start)
+    options: dict[str, Any] = {"priors": priors, "floor": floor, "key": key, "start": start, **values}
+    return gaussian_mixture(rows, count, covariance=covariance, **options)

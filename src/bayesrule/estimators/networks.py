@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from sklearn.base import ClassifierMixin, RegressorMixin
+from sklearn.base import RegressorMixin
 from sklearn.utils.validation import column_or_1d, validate_data
 
 from ..families.base import Family
@@ -25,7 +25,7 @@ from ..objectives.objective import Objective
 from ..rule.rule import Rule
 from ..steps.schedule import at
 from . import named_recipes
-from .base import Explain, choose_rule
+from .base import Classifier, Explain, choose_rule, in_dtype_of_inputs
 from .base_network import NetworkEstimator
 from .preprocessing import encode_classes, example_weights, mean_and_scale
 
@@ -56,6 +56,21 @@ class _Perceptron(NetworkEstimator):
         settings = (steps, temperature, self._rate_factor, self._initial_curvature())
         named = {name: partial(named_recipes.network_rule, name, *settings) for name in named_recipes.NETWORK}
         return choose_rule(self.recipe, named, self)
+
+    @property
+    def coefs_(self) -> list[np.ndarray]:
+        """The posterior means of the weights of each layer, (inputs, outputs), for standardised inputs."""
+        layers = [np.asarray(layer["w"]) for layer in self._mean_layers()]
+        return [layer / layer.dtype.type(np.sqrt(len(layer))) for layer in layers]
+
+    @property
+    def intercepts_(self) -> list[np.ndarray]:
+        """The posterior means of the biases of each layer."""
+        return [np.array(layer["b"]) for layer in self._mean_layers()]
+
+    def _mean_layers(self) -> list[Any]:
+        mean = self.posterior_.mean
+        return [mean[f"layer{number}"] for number in range(sum(name.startswith("layer") for name in mean))]
 
     def _initial_curvature(self) -> float:
         """The curvature of one example's loss in the outputs of the network, before any was measured."""
@@ -108,7 +123,7 @@ def _strength(exponent: int) -> float:
     return 10 ** (exponent / 2)
 
 
-class _NetworkClassifier(ClassifierMixin, NetworkEstimator):
+class _NetworkClassifier(Classifier, NetworkEstimator):
     """A network whose outputs are the scores of classes."""
 
     class_weight: Any
@@ -140,15 +155,11 @@ class _NetworkClassifier(ClassifierMixin, NetworkEstimator):
         self._train(X, labels.astype(np.int32), weights, incremental=incremental)
         return self
 
+    @in_dtype_of_inputs
     def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of every class, averaged over the posterior."""
         probabilities = self._predict_outputs(X, "softmax")
         return probabilities / probabilities.sum(axis=1, keepdims=True)
-
-    def predict(self, X: Any) -> np.ndarray:
-        """The most probable class."""
-        probabilities = self.predict_proba(X)
-        return self.classes_[np.argmax(probabilities, axis=1)]
 
     def sample_predictive(self, X: Any, n_samples: int = 1, random_state: Any = None) -> np.ndarray:
         """Draws of the labels, (n_samples, n); within a draw all rows have the same weights."""
@@ -190,6 +201,8 @@ class MLPClassifier(_NetworkClassifier, _Perceptron):
         Draws of the weights for a prediction.
     class_weight : None, "balanced" or dict, default=None
         Weights of the classes, as in scikit-learn.
+    verbose : bool, default=False
+        Whether to print the progress of the fits, in steps.
     random_state : int, RandomState or None, default=None
         The seed.
 
@@ -197,6 +210,8 @@ class MLPClassifier(_NetworkClassifier, _Perceptron):
     ----------
     classes_ : the classes, sorted.
     posterior_ : q, over the parameters of the network.
+    coefs_, intercepts_ : for each layer the posterior means of its weights and biases, for inputs that are standardised
+        by `x_mean_` and `x_scale_`.
     prior_precision_ : δ.
     loss_curve_ : the objective per example, epoch by epoch.
     n_iter_ : the number of epochs.
@@ -230,12 +245,13 @@ class MLPClassifier(_NetworkClassifier, _Perceptron):
         batch_size: Any = "auto",
         samples: int = 32,
         class_weight: Any = None,
+        verbose: Any = False,
         random_state: Any = None,
     ):
         self.hidden_layer_sizes, self.activation, self.recipe = hidden_layer_sizes, activation, recipe
         self.prior_precision, self.temperature, self.max_iter = prior_precision, temperature, max_iter
         self.batch_size, self.samples = batch_size, samples
-        self.class_weight, self.random_state = class_weight, random_state
+        self.class_weight, self.verbose, self.random_state = class_weight, verbose, random_state
 
     def _network(self) -> Network:
         return self._mlp(len(self.classes_))
@@ -271,12 +287,13 @@ class MLPRegressor(RegressorMixin, _Perceptron):
         σ² in the units of y², or "auto": then log σ² is one more parameter of the network.
     temperature : float, default=0.3
         τ, for the recipes by name. It is higher than for classes, because the noise is fitted with the weights.
-    max_iter, batch_size, samples, random_state
+    max_iter, batch_size, samples, verbose, random_state
         As for `MLPClassifier`.
 
     Attributes
     ----------
-    posterior_, prior_precision_, loss_curve_, n_iter_, x_mean_, x_scale_, state_ : as for `MLPClassifier`.
+    posterior_, coefs_, intercepts_, prior_precision_, loss_curve_, n_iter_, x_mean_, x_scale_, state_ : as for
+        `MLPClassifier`.
     noise_ : σ², for several targets one for each.
     y_mean_, y_scale_ : what targets are standardised by.
 
@@ -307,12 +324,13 @@ class MLPRegressor(RegressorMixin, _Perceptron):
         max_iter: int = 200,
         batch_size: Any = "auto",
         samples: int = 32,
+        verbose: Any = False,
         random_state: Any = None,
     ):
         self.hidden_layer_sizes, self.activation, self.recipe = hidden_layer_sizes, activation, recipe
         self.prior_precision, self.noise, self.temperature = prior_precision, noise, temperature
         self.max_iter, self.batch_size = max_iter, batch_size
-        self.samples, self.random_state = samples, random_state
+        self.samples, self.verbose, self.random_state = samples, verbose, random_state
 
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Train from the start."""
@@ -386,6 +404,7 @@ class MLPRegressor(RegressorMixin, _Perceptron):
         total = variance + noise
         return 0.5 * np.sum((targets[:, :size] - mean) ** 2 / total + np.log(2 * np.pi * total), axis=1)
 
+    @in_dtype_of_inputs
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The mean of a new y, and with `return_std` its standard deviation, of the model and the noise together."""
         mean, variance = self._predict_outputs(X, variance=True)
@@ -421,7 +440,7 @@ class BinaryMLPClassifier(_NetworkClassifier):
         The widths of the hidden layers.
     recipe : str or Rule, default="bayesbinn"
         "bayesbinn", "straight_through" (which predicts with the most probable signs), or any rule over `blr.Bernoulli`.
-    max_iter, batch_size, samples, class_weight, random_state
+    max_iter, batch_size, samples, class_weight, verbose, random_state
         As for `MLPClassifier`.
 
     Attributes
@@ -450,11 +469,12 @@ class BinaryMLPClassifier(_NetworkClassifier):
         batch_size: Any = "auto",
         samples: int = 32,
         class_weight: Any = None,
+        verbose: Any = False,
         random_state: Any = None,
     ):
         self.hidden_layer_sizes, self.recipe, self.max_iter = hidden_layer_sizes, recipe, max_iter
         self.batch_size, self.samples = batch_size, samples
-        self.class_weight, self.random_state = class_weight, random_state
+        self.class_weight, self.verbose, self.random_state = class_weight, verbose, random_state
 
     def _network(self) -> Network:
         return _cached_binary_mlp(self._layer_sizes(self.n_features_in_ + 1, len(self.classes_)))

@@ -19,7 +19,17 @@ from ..numerics.padding import bucket, column_bucket, pad
 from ..objectives.batches import Weighted
 from ..recipes import newton
 from ..rule.rule import Rule
-from .base import Estimator, Explain, double_precision, make_key, to_numpy
+from .base import (
+    Estimator,
+    Explain,
+    as_dense,
+    double_precision,
+    in_dtype_of_inputs,
+    input_dtype,
+    make_key,
+    to_numpy,
+)
+from .export import ExportsNumpy
 from .named_recipes import linear_rule
 from .preprocessing import example_weights
 
@@ -28,7 +38,7 @@ _LARGEST_CONDITION = 1e13  # of the posterior's precision, where data leave a co
 _EXACT = ("auto", "conjugate", "newton", "laplace", "von")  # By all of these, one Newton step gives the posterior.
 
 
-class RidgeRegression(RegressorMixin, Estimator):
+class RidgeRegression(RegressorMixin, ExportsNumpy, Estimator):
     r"""Bayesian ridge regression: $y ∼ N(w^⊤x + b, σ^2)$ with $w ∼ N(0, 1/α)$ and a flat prior on b.
 
     The posterior is exact: one Newton step on R of a QR decomposition of the data. `partial_fit` adds rows to R, so
@@ -55,7 +65,8 @@ class RidgeRegression(RegressorMixin, Estimator):
     ----------
     posterior_ : a Gaussian over {"b", "w"} for inputs and targets from which `x_mean_` and `y_mean_` are subtracted;
         there b and w are independent. With at least 100 columns and twice as many as rows it is a `LowRankGaussian`.
-    coef_, intercept_ : the posterior means of w and b, for inputs and targets as they are.
+    coef_, intercept_ : the posterior means of w, (D,), and b, a number, for inputs and targets as they are. They are
+        copies: predictions are made from `posterior_`.
     prior_precision_, noise_ : α and σ². The prior precision of `coef_[j]` is `prior_precision_ * x_scale_[j]**2`.
     x_scale_ : the standard deviations of the columns; ones for a `prior_precision` that was given.
     degrees_of_freedom_ : those of a Student-t distribution for a new y, with the mean and the scale that
@@ -116,7 +127,9 @@ class RidgeRegression(RegressorMixin, Estimator):
                 'recipe="auto", the exact posterior, or call fit with all rows.'
             )
         rule = None if exact else linear_rule(self.recipe, 1, self.max_iter, self)
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True, reset=first)
+        dtype = input_dtype(X)
+        X, y = validate_data(self, X, y, accept_sparse=["csr", "csc"], dtype=np.float64, y_numeric=True, reset=first)
+        X = as_dense(X)
         y, weights = np.asarray(y, float), example_weights(X, sample_weight)
         before = (
             None if first else ridge.Rows(self.n_samples_seen_, np.append(self.x_mean_, self.y_mean_), self.triangle_)
@@ -127,9 +140,15 @@ class RidgeRegression(RegressorMixin, Estimator):
         self._solve()
         if rule is not None:
             self._fit_by(rule, X, y, weights)
-        self.coef_ = np.asarray(self.posterior_.mean["w"])
-        self.intercept_ = float(self.posterior_.mean.get("b", 0.0)) + self.y_mean_ - float(self.x_mean_ @ self.coef_)
+        coef = np.asarray(self.posterior_.mean["w"], float)
+        self.intercept_ = float(self.posterior_.mean.get("b", 0.0)) + self.y_mean_ - float(self.x_mean_ @ coef)
+        self.coef_ = coef.astype(dtype)
         return self
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        return tags
 
     @property
     def _prior(self) -> Any:
@@ -220,6 +239,7 @@ class RidgeRegression(RegressorMixin, Estimator):
         """Set `posterior_`: q in the units of X and y."""
         self.posterior_ = to_numpy(regression.in_units_of_columns(regression.rescaled(q, scale), self.x_scale_))
 
+    @in_dtype_of_inputs
     @double_precision
     def predict(self, X: Any, return_std: bool = False) -> Any:
         """The mean of a new y, and with `return_std` its standard deviation, with the noise in it.

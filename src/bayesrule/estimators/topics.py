@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 from scipy.sparse import csr_array
+from scipy.special import digamma
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
@@ -17,7 +18,7 @@ from ..numerics.padding import bucket
 from ..numerics.random import Key
 from ..recipes import svi
 from ..rule.rule import Rule
-from .base import choose_rule, double_precision, make_key
+from .base import choose_rule, double_precision, in_dtype_of_inputs, input_dtype, make_key
 from .base_iterative import FittedModel, IterativeEstimator, PowerDecay, check_positive_ints, padded_rows
 
 _TOGETHER = 16  # Of many documents, how many are iterated together: a group takes as many steps as its slowest.
@@ -45,6 +46,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         "svi" has the rate (t + offset)^−decay at step t.
     max_doc_update_iter, mean_change_tol : int and float, default=100 and 1e-3
         The topic shares of a document are iterated at most so often, or until they change by less.
+    verbose : bool, default=False
+        Whether to print the progress of the fit.
     random_state : int, RandomState or None, default=None
         The seed of the start.
 
@@ -52,6 +55,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     ----------
     components_ (K, V) : the parameters of the topics' Dirichlet posterior, as in scikit-learn: how often each topic is
         expected to have given each word, plus η.
+    exp_dirichlet_component_ (K, V) : exp E log β under this posterior.
     posterior_ : a Dirichlet over "topics".
     bound_ : the evidence lower bound, with all constants but those of the order of words, as scikit-learn's `score`.
     bound_error_ : its error in nats, 0: the bound is in closed form.
@@ -83,6 +87,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         learning_offset: float = 10.0,
         max_doc_update_iter: int = 100,
         mean_change_tol: float = 1e-3,
+        verbose: Any = False,
         random_state: Any = None,
     ):
         self.n_components = n_components
@@ -96,12 +101,15 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         self.learning_offset = learning_offset
         self.max_doc_update_iter = max_doc_update_iter
         self.mean_change_tol = mean_change_tol
+        self.verbose = verbose
         self.random_state = random_state
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.positive_only = True
         tags.input_tags.sparse = True
+        if tags.transformer_tags is not None:
+            tags.transformer_tags.preserves_dtype = ["float64", "float32"]
         return tags
 
     def _local_rule(self, rate: Any, rows: int) -> Rule:
@@ -137,32 +145,40 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     @double_precision
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to counts X (documents, words), dense or sparse."""
+        dtype = input_dtype(X)
         X = self._validate_counts(X, reset=True)
         check_positive_ints(self, "batch_size")
         rows = X.shape[0]
         batch_size = self.batch_size if self.method == "svi" and self.batch_size < rows else None
         data = _pad_documents(X) if batch_size is None else documents(X, width=_padded_width(X))
         build = partial(self._model, self.topic_word_prior)
-        self._set_topics(self._fit_starts(build, data, rows, batch_size, self._rule(rows)))
+        self._set_topics(self._fit_starts(build, data, rows, batch_size, self._rule(rows)), dtype)
         return self
 
     @double_precision
     def partial_fit(self, X: Any, y: Any = None) -> Self:
         """Condition on more documents: the posterior so far is the prior for them, and `bound_` is the sum."""
-        first = not hasattr(self, "components_")
+        first, dtype = not hasattr(self, "components_"), input_dtype(X)
         X = self._validate_counts(X, reset=first)
-        model = self._model(self.topic_word_prior if first else self.components_, key=make_key(self.random_state))
+        word_prior = self.topic_word_prior if first else np.asarray(self.posterior_["topics"].concentration)
+        model = self._model(word_prior, key=make_key(self.random_state))
         start = None if first else {"topics": self.posterior_["topics"]}
         options: dict[str, Any] = {"steps": self.max_iter, "tolerance": self.tol * X.shape[0]}
         result = self._run(self._local_rule(1.0, X.shape[0]), model, start, _pad_documents(X), **options)
         bound_before = 0.0 if first else self.bound_
         bound = bound_before + float(result.bound or 0.0)
-        self._set_topics(FittedModel(model, result, bound, result.bound_error))
+        self._set_topics(FittedModel(model, result, bound, result.bound_error), dtype)
         return self
 
-    def _set_topics(self, fitted: FittedModel) -> None:
+    def _set_topics(self, fitted: FittedModel, dtype: Any) -> None:
         self._set_attributes(fitted)
-        self.components_ = np.asarray(self.posterior_["topics"].concentration)
+        self.components_ = np.array(self.posterior_["topics"].concentration, dtype)
+
+    @property
+    def exp_dirichlet_component_(self) -> np.ndarray:
+        """exp E log β, by which a topic's words are weighed in a document."""
+        totals = self.components_.sum(axis=1, keepdims=True)
+        return np.exp(digamma(self.components_) - digamma(totals))
 
     @property
     def _n_features_out(self) -> int:
@@ -180,11 +196,17 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             self._model(self.topic_word_prior), self.posterior_, _pad_documents(X), rule, self.max_iter
         )
 
+    @in_dtype_of_inputs
     @double_precision
-    def transform(self, X: Any) -> np.ndarray:
-        """The expected share of each topic in each document."""
+    def transform(self, X: Any, *, normalize: bool = True) -> np.ndarray:
+        """The expected share of each topic in each document.
+
+        With `normalize=False` the parameters of the Dirichlet posterior of the shares: how many words of the document
+        each topic is expected to have given, plus α.
+        """
         X = self._validate_new(X)
-        return np.asarray(self._fit_documents(X).q["shares"].mean)[: X.shape[0]]
+        shares = self._fit_documents(X).q["shares"]
+        return np.asarray(shares.mean if normalize else shares.concentration)[: X.shape[0]]
 
     @double_precision
     def score(self, X: Any, y: Any = None) -> float:

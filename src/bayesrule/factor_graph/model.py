@@ -32,6 +32,7 @@ from ..families.gaussian.full import Gaussian
 from ..families.latent.mixture import Mixture
 from ..families.point_mass import Peak
 from ..families.product import Product
+from ..families.shared_precision import SphericalNormalGamma, TiedNormalWishart
 from ..families.wishart import NormalWishart, Wishart
 from ..numerics.checks import bare
 from ..numerics.programs import compiled
@@ -589,6 +590,7 @@ def _entries(model: Model, name: str, q: Product, batch: Rows, key: Key | None) 
 def _without_prior(blocks: Mapping[str, ExponentialFamily], factors: Mapping[str, Factor]) -> tuple[str, ...]:
     """The blocks of continuous unknowns that only factors with data touch; a process or chain is its own prior."""
     continuous = Beta | Dirichlet | Gamma | GaussianFamily | Mixture | NormalGamma | NormalWishart | Wishart
+    continuous |= TiedNormalWishart | SphericalNormalGamma
     with_prior = {name for factor in factors.values() if not factor.data for name in factor.blocks}
     return tuple(name for name, q in blocks.items() if isinstance(q, continuous) and name not in with_prior)
 

@@ -65,7 +65,7 @@ class Wishart(ExponentialFamily):
         size = linear.shape[-1]
         # The gap is D log(n/2) − ψ_D(n/2), which is about D(D+1)/2n for large n and has a pole at n = D − 1. The
         # solve starts from the n at which D(D+1)/2(n − D + 1), which has both properties, equals it.
-        gap = _log_det(linear) - log
+        gap = log_det(linear) - log
         df = size - 1 + size * (size + 1) / (2 * gap)
         return bare(cls, df=df, scale=linear / df[..., None, None]).with_expectation((log, linear))
 
@@ -74,18 +74,18 @@ class Wishart(ExponentialFamily):
 
     def statistics(self, theta: Matrix) -> tuple[Array, Matrix]:
         theta = jnp.asarray(theta)
-        return _log_det(theta), theta
+        return log_det(theta), theta
 
     def log_partition(self, natural: tuple[Array, Matrix]) -> Float[Array, "..."]:
         log, linear = natural
         size = linear.shape[-1]
         half = log + 0.5 * (size + 1)
-        return multigammaln(half, size) - half * _log_det(-linear)
+        return multigammaln(half, size) - half * log_det(-linear)
 
     def expectation(self) -> tuple[Array, Matrix]:
         size = self.scale.shape[-1]
         halves = 0.5 * jnp.arange(size, dtype=self.df.dtype)
-        log = digamma(0.5 * self.df[..., None] - halves).sum(-1) + size * math.log(2) + _log_det(self.scale)
+        log = digamma(0.5 * self.df[..., None] - halves).sum(-1) + size * math.log(2) + log_det(self.scale)
         return log, self.mean
 
     def inside(self, natural: tuple[Array, Matrix] | None = None) -> Bool[Array, "..."]:
@@ -185,14 +185,14 @@ class NormalWishart(ExponentialFamily):
     def statistics(self, theta: dict[str, Array]) -> tuple[Array, ...]:
         x, precision = jnp.asarray(theta["mean"]), jnp.asarray(theta["precision"])
         cross = jnp.sum(precision * x[..., None, :], axis=-1)
-        return _log_det(precision), precision, cross, jnp.sum(x * cross, axis=-1)
+        return log_det(precision), precision, cross, jnp.sum(x * cross, axis=-1)
 
     def log_partition(self, natural: tuple[Array, ...]) -> Float[Array, "..."]:
         log, linear, cross, square = natural
         size = cross.shape[-1]
         half = log + 0.5 * size
         matrix = -linear + 0.25 * _outer(cross, cross) / square[..., None, None]  # ½V⁻¹
-        return multigammaln(half, size) - half * _log_det(matrix) - 0.5 * size * jnp.log(-2 * square)
+        return multigammaln(half, size) - half * log_det(matrix) - 0.5 * size * jnp.log(-2 * square)
 
     def log_base(self, theta: dict[str, Array]) -> float:
         return -0.5 * self.mean.shape[-1] * math.log(2 * math.pi)
@@ -216,7 +216,7 @@ class NormalWishart(ExponentialFamily):
         return {"mean": self.mean + deviation / jnp.sqrt(self.count)[..., None], "precision": precision}
 
 
-def _log_det(matrix: Matrix) -> Float[Array, "..."]:
+def log_det(matrix: Matrix) -> Float[Array, "..."]:
     """log|M| of a positive-definite M, NaN otherwise."""
     diagonal = jnp.diagonal(jnp.linalg.cholesky(matrix), axis1=-2, axis2=-1)
     return 2 * jnp.sum(jnp.log(diagonal), axis=-1)

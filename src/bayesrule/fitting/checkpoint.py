@@ -32,6 +32,8 @@ _OTHERS = {
     "History": ("steps.acceleration", "History"),
     "KroneckerFactors": ("families.gaussian.kronecker", "KroneckerFactors"),
     "Factored": ("families.gaussian.precision", "Factored"),
+    "TiedNormalWishart": ("families.shared_precision", "TiedNormalWishart"),
+    "SphericalNormalGamma": ("families.shared_precision", "SphericalNormalGamma"),
     **{
         f"kernels.{name}": (_KERNELS, name)
         for name in ["Sum", "Times", "Constant", "Linear", "RBF", "Periodic", "Matern12", "Matern32", "Matern52"]

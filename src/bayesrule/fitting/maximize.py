@@ -41,6 +41,7 @@ def maximize(
     *,
     evaluations: int = 100,
     within: float | None = None,
+    limits: tuple[PyTree, PyTree] | None = None,
     held: Sequence[str] = (),
     relative_gain: float = 1e-14,
 ) -> Maximum:
@@ -52,6 +53,8 @@ def maximize(
         hyper: where to start, a pytree of positive numbers.
         evaluations: the largest number of evaluations of the score.
         within: keep every hyper-parameter within this factor of its start.
+        limits: keep every hyper-parameter between these two, pytrees like `hyper`, instead; a start outside is moved
+            to the nearer limit.
         held: the names of a dict's entries that are kept at their start.
         relative_gain: end the search when the score rises by less than this fraction of itself.
 
@@ -81,13 +84,21 @@ def maximize(
     if held:
         is_held = {name: np.full(np.shape(value), name in held) for name, value in hyper.items()}
         reach[_ravel(is_held) > 0] = 0.0
+    down, up = -reach, reach  # How far each logarithm may move.
+    if limits is not None:
+        with np.errstate(divide="ignore"):
+            # A lower limit that is not positive is none.
+            lowest, highest = (np.log(np.maximum(_ravel(limit), 0.0)) for limit in limits)
+        start = np.clip(start, lowest, highest)
+        down, up = lowest - start, highest - start
+    is_bounded = within is not None or limits is not None
     with one_blas_thread():
         first = negative(start)
         # Where every variable has bounds, L-BFGS-B takes the whole gradient for its first step, from where nothing is
         # known yet, to a corner of the bounds. In units in which that step has the length 1 at most, it is a step by a
         # factor e. (Without bounds L-BFGS-B shortens its first step by itself.)
-        free = np.where(reach > 0, first[1], 0.0)
-        unit = 1.0 if within is None else 1 / np.sqrt(max(float(np.linalg.norm(free)), 1.0))
+        free = np.where(down < up, first[1], 0.0)
+        unit = 1.0 if not is_bounded else 1 / np.sqrt(max(float(np.linalg.norm(free)), 1.0))
         known = {start.tobytes(): first}
 
         def in_units(place: np.ndarray) -> tuple[float, np.ndarray]:
@@ -95,7 +106,7 @@ def maximize(
             value, slope = known.pop(log_hyper.tobytes(), None) or negative(log_hyper)
             return value, unit * slope
 
-        bounds = list(zip(-reach / unit, reach / unit, strict=True))
+        bounds = list(zip(down / unit, up / unit, strict=True))
         options = {"maxfun": evaluations, "ftol": relative_gain, "gtol": 1e-6 * unit}
         end = minimize(in_units, np.zeros_like(start), jac=True, method="L-BFGS-B", bounds=bounds, options=options)
     # L-BFGS-B may give up on a line search at the maximum itself, where rounding hides any gain. So a gradient of less

@@ -18,6 +18,7 @@ from scipy.special import gammaln, xlogy
 from ..families.dirichlet import Dirichlet
 from ..families.gamma import Gamma, NormalGamma
 from ..families.point_mass import Peak
+from ..families.shared_precision import SphericalNormalGamma, TiedNormalWishart
 from ..families.wishart import NormalWishart
 
 
@@ -185,9 +186,16 @@ def build_predictive(block: Any) -> GaussianPredictive | PoissonPredictive | Cat
     is_peak = isinstance(block, Peak)
     family = block.of if is_peak else block
     arrays = lambda *values: [np.asarray(value, float) for value in values]
-    if isinstance(family, NormalWishart | NormalGamma) and is_peak:
+    if isinstance(family, NormalWishart | NormalGamma | TiedNormalWishart | SphericalNormalGamma) and is_peak:
         location, precision = arrays(block.mean["mean"], block.mean["precision"])
         return GaussianPredictive(location, precision, None)
+    if isinstance(family, TiedNormalWishart):
+        family = family.marginals()
+    if isinstance(family, SphericalNormalGamma):
+        # The entries have one t in common, so that together they are a Student-t of D dimensions.
+        location, count, shape, rate = arrays(family.mean, family.count, family.shape, family.rate)
+        precision = (shape / rate)[:, None] * count / (count + 1)
+        return GaussianPredictive(location, precision[:, :, None] * np.eye(location.shape[1]), 2 * shape)
     if isinstance(family, NormalWishart):
         location, count, df, scale = arrays(family.mean, family.count, family.df, family.scale)
         dof = df - location.shape[-1] + 1

@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
+from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float
 
 from ..factor_graph.linear_factor import LinearFactor
@@ -121,9 +122,14 @@ def log_evidence(kernel: Kernel, x: Inputs, y: Any, noise: Any, weights: Any = 1
     >>> round(float(log_evidence(RBF(), jnp.array([0.0, 1.0]), jnp.array([0.0, 1.0]), 0.1)), 3)
     -2.405
     """
-    precision = jnp.broadcast_to(jnp.asarray(weights) / noise, jnp.shape(y))
-    log_partition = prior(kernel, x).log_partition((precision * y, -0.5 * precision))
-    return log_partition - 0.5 * jnp.sum(precision * (y**2 + noise * jnp.log(2 * math.pi * noise)))
+    # With W the weights, M = W^½KW^½ + noise·I and z = W^½y it is −½{zᵀM⁻¹z + log|M/noise| + Σ w log(2π noise)}. The
+    # difference of A(λ) and the observations' squares divided by the noise would lose all digits for a small noise.
+    weights = jnp.broadcast_to(jnp.asarray(weights, jnp.result_type(y, float)), jnp.shape(y))
+    root = jnp.sqrt(weights)
+    factor = jnp.linalg.cholesky(root[:, None] * kernel(x) * root + noise * jnp.eye(len(root), dtype=root.dtype))
+    whitened = solve_triangular(factor, root * y, lower=True)
+    log_det = 2 * jnp.sum(jnp.log(jnp.diagonal(factor))) - len(root) * jnp.log(noise)
+    return -0.5 * (whitened @ whitened + log_det + jnp.sum(weights) * jnp.log(2 * math.pi * noise))
 
 
 def laplace_evidence(

@@ -1,4 +1,4 @@
-"""Mixtures of Gaussians with full or diagonal covariances, for EM, variational messages or stochastic ones."""
+"""Mixtures of Gaussians with four kinds of covariances, for EM, variational messages or stochastic ones."""
 
 from __future__ import annotations
 
@@ -15,22 +15,36 @@ from ..families.base import ExponentialFamily
 from ..families.dirichlet import Dirichlet
 from ..families.gamma import NormalGamma
 from ..families.product import Product
+from ..families.shared_precision import SphericalNormalGamma, TiedNormalWishart
 from ..families.wishart import NormalWishart
 from ..numerics.random import Key
-from .starts.clusters import Priors, assign_to_clusters, gaussian_components, variance_floor, with_priors
+from .starts.clusters import (
+    Priors,
+    assign_to_clusters,
+    gaussian_components,
+    variance_floor,
+    with_priors,
+    with_values,
+)
+
+Covariance = Literal["full", "tied", "diag", "spherical"]
+COVARIANCES: tuple[Covariance, ...] = ("full", "tied", "diag", "spherical")
 
 
 def gaussian_mixture(
     y: Any,
     components: int,
     *,
-    covariance: Literal["full", "diag"] = "full",
+    covariance: Covariance = "full",
     priors: Priors = "flat",
     floor: float = 0.0,
     key: Key | None = None,
     start: int = 0,
+    weights: Any = None,
+    means: Any = None,
+    precisions: Any = None,
 ) -> Model:
-    r"""$p(y_n) = \sum_kπ_kN(y_n \mid m_k, Λ_k^{-1})$ with full or diagonal precisions, the assignments summed out.
+    r"""$p(y_n) = \sum_kπ_kN(y_n \mid m_k, Λ_k^{-1})$, the assignments summed out.
 
     Fit with `data={"y": y}`. Flat priors are maximum likelihood, for `em(order="parallel")`; the default ones, for
     `vmp(order="parallel")` and `svi(rate)`, are Dirichlet(1) and those of `gaussian_hmm`.
@@ -38,11 +52,15 @@ def gaussian_mixture(
     Args:
         y: rows (N, D), NaN where an entry is missing. The start is a k-means clustering of them.
         components: the number of components K.
-        covariance: "full" or "diag".
+        covariance: "full"; "tied", one covariance for all components; "diag"; or "spherical", one variance for all
+            entries of a component.
         priors: "flat", "default", or a dict of members for the blocks "weights" and "components".
         floor: is added to the sum of squares of which EM's variances are the mean, so that none becomes 0.
         key: a random key, for k-means.
         start: 0 for a start at k-means clusters; 1, 2, … for rougher ones, which differ more from key to key.
+        weights: π to start from, (K,), instead of the clusters'.
+        means: m to start from, (K, D).
+        precisions: Λ to start from, (K, D, D), (D, D) for "tied", (K, D) for "diag" or (K,) for "spherical".
 
     >>> import bayesrule as blr, jax
     >>> y = jax.random.normal(jax.random.key(0), (200, 2)).at[100:].add(5.0)
@@ -56,20 +74,24 @@ def gaussian_mixture(
     if np.any(np.isinf(rows)):
         raise ValueError("y has infinite entries: a missing row is NaN.")
     rows = rows[None]
-    assignments = assign_to_clusters(rows, components, covariance, key, start)
+    assignments = assign_to_clusters(rows, components, covariance, key, start, COVARIANCES)
     factor, flat, default = gaussian_components(rows, assignments, covariance, "components")
+    flat = with_values(flat, means, precisions)
     counts = assignments.one_hot.sum((0, 1)) + 1 / components
+    if weights is not None:
+        counts = counts.sum() * np.asarray(weights, float)
     blocks = {"weights": Dirichlet(jnp.asarray(1 + counts, float)), "components": flat}
     defaults = {"weights": Dirichlet(jnp.asarray(np.ones(components))), "components": default}
     blocks, terms = with_priors(blocks, defaults, priors)
     return Model(blocks, {**terms, **variance_floor("components", floor), "y": factors.mixture("weights", factor)})
 
 
-def usual_priors(y: Any, components: int, covariance: Literal["full", "diag"] = "full") -> dict[str, ExponentialFamily]:
+def usual_priors(y: Any, components: int, covariance: Covariance = "full") -> dict[str, ExponentialFamily]:
     """scikit-learn's weak default priors, for `gaussian_mixture(priors=…)`.
 
     With m and S the mean and the covariance of all rows: Dirichlet(1/K) for the weights and, for the components, a
-    normal–Wishart of mean m, count 1, D degrees of freedom and scale S⁻¹ (a normal–gamma of shape D/2 and rate S/2).
+    normal–Wishart of mean m, count 1, D degrees of freedom and scale S⁻¹ (a normal–gamma of shape D/2 and rate S/2, for
+    spherical covariances with the mean of the variances in S).
     """
     rows = np.asarray(y, float)
     complete = rows[~np.isnan(rows).any(1)]
@@ -80,6 +102,11 @@ def usual_priors(y: Any, components: int, covariance: Literal["full", "diag"] = 
     cov = cov + 1e-6 * np.diag(np.diag(cov))  # invertible also where one column is a linear function of others
     if covariance == "full":
         shared: Any = NormalWishart(mean, jnp.ones(()), jnp.asarray(float(size)), jnp.asarray(np.linalg.inv(cov)))
+    elif covariance == "tied":
+        means, scale = np.broadcast_to(np.asarray(mean), (components, size)), np.linalg.inv(cov)
+        shared = TiedNormalWishart(jnp.asarray(means), jnp.ones(components), float(size), jnp.asarray(scale))
+    elif covariance == "spherical":
+        shared = SphericalNormalGamma(mean, jnp.ones(size), 0.5 * size, 0.5 * float(np.diag(cov).mean()))
     else:
         shared = NormalGamma(mean, jnp.ones(()), jnp.asarray(0.5 * size), jnp.asarray(0.5 * np.diag(cov)))
     return {"weights": Dirichlet(jnp.full(components, 1 / components)), "components": shared}

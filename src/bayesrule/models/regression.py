@@ -30,8 +30,10 @@ from ..points.sampling import QuasiMonteCarlo
 BEND = 1.0
 """The distance from 0 beyond which the logistic loss is all but straight, for `Quadrature`."""
 
+DRAWS = 256
+"""Quasi-random points over several outputs, for predictions."""
+
 _ORDER = 32  # nodes of the quadrature over one output
-_DRAWS = 256  # quasi-random points over several outputs
 _ROWS = 1 << 14  # rows that are predicted at a time, if
 _NUMBERS = 1 << 22  # their outputs at all points are not more numbers than this
 
@@ -260,8 +262,9 @@ def predictive(q: GaussianFamily, x: Float[Array, "N D"], kind: str) -> tuple[Ar
     if kind == "logistic":
         f, weights = Quadrature(_ORDER, bend=BEND).output_grid(center, covariance, None)
         mean = jnp.sum(weights * jax.nn.sigmoid(f), axis=0)
-        return mean, mean * (1 - mean)
-    f, weights = QuasiMonteCarlo(_DRAWS).output_grid(center, covariance, None)
+        # 1 − mean would lose all digits of a probability near 0, which log odds need.
+        return mean, mean * jnp.sum(weights * jax.nn.sigmoid(-f), axis=0)
+    f, weights = QuasiMonteCarlo(DRAWS).output_grid(center, covariance, None)
     loss = categorical if kind == "categorical" else softmax
     mean = jnp.tensordot(weights, jax.nn.softmax(loss.scores(f)), axes=1)
     return mean, mean * (1 - mean)
@@ -281,7 +284,7 @@ def map_rows(function: Any, q: GaussianFamily, x: Float[np.ndarray, "N D"], *opt
 
     # The points of several outputs are in memory at the same time.
     outputs = 1 if q.mean["w"].ndim == 1 else q.mean["w"].shape[1]
-    most = _ROWS if outputs == 1 else max(32, min(_ROWS, 1 << (_NUMBERS // (_DRAWS * outputs)).bit_length() - 1))
+    most = _ROWS if outputs == 1 else max(32, min(_ROWS, 1 << (_NUMBERS // (DRAWS * outputs)).bit_length() - 1))
 
     def chunk(part: np.ndarray) -> tuple[np.ndarray, ...]:
         rows = pad(part, min(most, power_of_two(len(part), 32)))

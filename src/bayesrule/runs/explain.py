@@ -51,7 +51,7 @@ def add_explanations(
     elif estimator.explain.weights == "layers":
         run.weights = _layers(posterior)
     # Rows have sites in a full Gaussian over one output; another recipe's q, or several classes, have none.
-    if estimator.explain.influence is not None and isinstance(posterior, Gaussian) and estimator.coef_.ndim == 1:
+    if estimator.explain.influence is not None and isinstance(posterior, Gaussian) and posterior.mean["w"].ndim == 1:
         run.influence = _influence(estimator, estimator.explain.influence, training, inputs, y, rows)
 
 

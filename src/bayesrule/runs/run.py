@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -89,6 +90,29 @@ class Run:
             return 0
         encoding = self.encoding.encoding
         return encoding.count_missing(encoding.matrix(read_like_training(self, data)))
+
+    def export(self, kind: str = "numpy", folder: str | Path = "numpy_model") -> Path:
+        """Write a linear model for predictions without JAX: `model.npz`, and `predict.py`, which needs NumPy alone.
+
+        `from predict import load; load("model.npz").predict_columns({"age": [31], "city": ["Oslo"]})` then gives what
+        `predict` gives for rows without missing values (except for the intervals of counts, which are drawn).
+
+        Args:
+            kind: "numpy", the only one.
+            folder: where; it is made if it does not exist.
+
+        Returns:
+            The folder.
+        """
+        from ..estimators.export import ExportsNumpy, check_kind, export_numpy
+
+        check_kind(kind)
+        if self.encoding is None or not isinstance(self.estimator, ExportsNumpy):
+            raise ValueError(
+                f"Only linear models can be exported for NumPy, and this run has a {self.config['estimator']}: fit "
+                "with --model linear."
+            )
+        return export_numpy(self.estimator, folder, self.encoding.encoding.columns, self.classes)
 
     def predict(self, data: Any = None, *, steps: int | None = None) -> dict[str, np.ndarray]:
         """Predict new rows, or the next steps of a sequence.

@@ -22,6 +22,7 @@ from ...factor_graph.factor import Factor
 from ...families.base import ExponentialFamily
 from ...families.gamma import NormalGamma
 from ...families.point_mass import Peak
+from ...families.shared_precision import SphericalNormalGamma, TiedNormalWishart
 from ...families.wishart import NormalWishart
 from ...numerics.checks import positive_int
 from ...numerics.random import Key
@@ -150,10 +151,18 @@ def random_categories(
     return Assignments(np.zeros((*rows.shape, states)), initial, transitions), perturbed / states
 
 
-def assign_to_clusters(rows: Any, count: int, covariance: str, key: Key | None, start: int = 0) -> Assignments:
-    """Clusters of rows (N, T, D) for Gaussian components with full or diagonal covariances."""
-    if covariance not in ("full", "diag"):
-        raise ValueError(f'covariance= is "full" or "diag", got {covariance!r}.')
+def assign_to_clusters(
+    rows: Any,
+    count: int,
+    covariance: str,
+    key: Key | None,
+    start: int = 0,
+    kinds: tuple[str, ...] = ("full", "diag"),
+) -> Assignments:
+    """Clusters of rows (N, T, D) for Gaussian components, whose covariances are one of these kinds."""
+    if covariance not in kinds:
+        names = [f'"{kind}"' for kind in kinds]
+        raise ValueError(f"covariance= is {', '.join(names[:-1])} or {names[-1]}, got {covariance!r}.")
     return k_means(rows, count, key, start)
 
 
@@ -163,12 +172,13 @@ def gaussian_components(
     """The factor E log N(y | component), its block as the clusters give it, and the default prior of a component.
 
     With m and S the mean and the variances of all rows the prior is a normal–Wishart of mean m, count 0.1, D + 2
-    degrees of freedom and E Λ = S⁻¹, or for each entry a normal–gamma of shape 3/2.
+    degrees of freedom and E Λ = S⁻¹, or for each entry a normal–gamma of shape 3/2; and the same for a precision that
+    all components ("tied") or all entries of a component ("spherical", with the mean of the variances) have in common.
 
     Args:
         rows: (N, T, D).
         assignments: the clusters.
-        covariance: "full" or "diag".
+        covariance: "full", "tied", "diag" or "spherical".
         block: the name of the components' block.
     """
     size, (center, variance) = rows.shape[-1], pooled_moments(rows)
@@ -177,10 +187,24 @@ def gaussian_components(
             f"The columns {np.flatnonzero(variance <= 0).tolist()} of y do not vary, and a Gaussian of variance 0 has "
             "no density: leave them out."
         )
-    weight, mean, cluster_variance = cluster_moments(rows, assignments, covariance == "full")
+    weight, mean, cluster_variance = cluster_moments(rows, assignments, covariance in ("full", "tied"))
     # All on the host: an operation of JAX would compile a program for every new number of columns.
     array = lambda x: jnp.asarray(np.asarray(x, float))
     count = array(0.1)
+    if covariance == "tied":
+        squares, total = np.tensordot(weight, cluster_variance, axes=1), weight.sum()
+        df, plates = size + 2.0, len(weight)
+        flat = TiedNormalWishart(array(mean), array(weight), array(total + size + 1 - plates), array(inverse(squares)))
+        means, counts = np.broadcast_to(center, mean.shape), np.full(plates, 0.1)
+        default = TiedNormalWishart(array(means), array(counts), array(df), array(np.diag(1 / variance) / df))
+        return factors.multivariate_normal("y", joint=block), flat, default
+    if covariance == "spherical":
+        squares, counts = weight * cluster_variance.sum(1), np.repeat(weight[:, None], size, axis=1)
+        shape = 0.5 * size * (weight - 1) + 1
+        flat = SphericalNormalGamma(array(mean), array(counts), array(shape), array(0.5 * squares))
+        rate = 1.5 * variance.mean()
+        default = SphericalNormalGamma(array(center), array(np.full(size, 0.1)), array(1.5), array(rate))
+        return factors.normal("y", joint=block), flat, default
     if covariance == "full":
         scale = np.linalg.inv(cluster_variance) / weight[:, None, None]
         flat = NormalWishart(array(mean), array(weight), array(weight + size), array(scale))
@@ -192,6 +216,35 @@ def gaussian_components(
     flat = NormalGamma(array(mean), array(weight), array(0.5 * (weight + 1)), array(rate))
     default = NormalGamma(array(center), count, array(1.5), array(1.5 * variance))
     return factors.normal("y", joint=block), flat, default
+
+
+def inverse(matrix: ndarray) -> ndarray:
+    """The inverse of a symmetric matrix, exactly symmetric."""
+    inverted = np.linalg.inv(matrix)
+    return 0.5 * (inverted + inverted.T)
+
+
+def with_values(block: Any, means: ndarray | None, precisions: ndarray | None) -> Any:
+    """Gaussian components with these means, and with these precisions at their mode; None leaves what they have.
+
+    Args:
+        block: the components under a flat prior, as `gaussian_components` makes them.
+        means: (K, D).
+        precisions: (K, D, D), (D, D), (K, D) or (K,), as the kind of covariances has them.
+    """
+    array = lambda x: jnp.asarray(np.asarray(x, float))
+    if means is not None:
+        block = eqx.tree_at(lambda family: family.mean, block, array(means))
+    if precisions is None:
+        return block
+    size = block.mean.shape[-1]
+    if isinstance(block, NormalWishart):
+        return eqx.tree_at(lambda q: q.scale, block, array(precisions / np.asarray(block.df - size)[:, None, None]))
+    if isinstance(block, TiedNormalWishart):
+        weight = np.asarray(block.df) - size - 1 + len(block.count)
+        return eqx.tree_at(lambda q: q.scale, block, array(precisions / weight))
+    less = 0.5 if isinstance(block, NormalGamma) else 1 - 0.5 * size
+    return eqx.tree_at(lambda q: q.rate, block, array((np.asarray(block.shape) - less) / precisions))
 
 
 def with_shifted_mean(block: Any, by: Any) -> Any:
