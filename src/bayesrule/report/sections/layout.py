@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ..markup import Markup, tag
+from ..markup import Markup, join, tag
 
 
 def figure(chart: Markup, caption: Any, *, wide: bool = False) -> Markup:
@@ -21,6 +22,13 @@ def side_by_side(*figures: Markup | None) -> Markup:
 def legend(css_class: str, meaning: str) -> Markup:
     """An entry of a chart's legend: a colour and its meaning."""
     return tag("span", tag("i", class_=css_class), meaning, class_="legend")
+
+
+def mark_options(text: str) -> Markup:
+    """Text in which options of the command line are set as code and are not broken across lines."""
+    parts = re.split(r"((?<![\w-])(?:--[\w-]+|-p \w+=(?:\w+|…))|`[^`]+`)", text)
+    code = lambda part: tag("code", part.strip("`"), class_="option" if part.startswith("-") else None)
+    return join([code(part) if index % 2 else part for index, part in enumerate(parts)])
 
 
 def table(
