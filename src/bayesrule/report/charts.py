@@ -79,7 +79,7 @@ def residuals_by_prediction(rows: NumericPredictions, name: str, most: int) -> M
     order = np.argsort(rows.mean, kind="stable")
     mean, error = rows.mean[order], (rows.y - rows.mean)[order]
     low, high = (rows.low - rows.mean)[order], (rows.high - rows.mean)[order]
-    parts = [part for part in np.array_split(np.arange(len(mean)), min(10, max(len(mean) // 10, 1))) if len(part)]
+    parts = [part for part in np.array_split(np.arange(len(mean)), min(10, max(len(mean) // 25, 1))) if len(part)]
     middles = [(float(np.median(mean[part])), float(np.median(error[part]))) for part in parts]
     shown = evenly_spaced(len(mean), most)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..runs.run import Candidate, Comparison
-from .format_numbers import count, counted, number, percent
+from .format_numbers import count, counted, mean_and_std, number, percent
 from .markup import Markup, clean, join, tag, user_text
 from .measures import measure
 from .page import html_document, style_sheet
@@ -121,10 +121,10 @@ def _next(comparison: Comparison, fitted: list[Candidate]) -> Markup | None:
                 "target bends or columns act together in ways that are worth a column of their own."
             )
         elif baseline not in close:
-            where = "behind" if mean < 0 else "ahead"
+            where = "behind" if mean < 0 else "ahead of"
             steps.append(
                 join(
-                    f"Boosted trees are {number(abs(mean), 2)} ± {number(error, 2)} nats {where} of ",
+                    f"Boosted trees are {number(abs(mean), 2)} ± {number(error, 2)} nats {where} ",
                     user_text(first.name),
                     ": other columns would help more than other models.",
                 )
@@ -137,7 +137,7 @@ def _next(comparison: Comparison, fitted: list[Candidate]) -> Markup | None:
         line = f"bayesrule fit {data} --target {target} {chosen.command}"
         command = join(
             tag("p", "A run with a report, and predictions of new rows:", class_="before-code"),
-            tag("pre", tag("code", line), tabindex="0", aria_label="command"),
+            tag("pre", tag("code", line), class_="command", aria_label="command"),
         )
     listed = tag(
         "ol",
@@ -227,7 +227,7 @@ def _scores(comparison: Comparison, fitted: list[Candidate]) -> Markup | None:
     lines: list[list[Any]] = []
     for each in fitted:
         name = join(tag("b", user_text(each.name, 40)), tag("span", user_text(each.title, 90), class_="what"))
-        lines.append([name, *(_score(each, key) for key in keys), number(each.seconds, 2)])
+        lines.append([name, *(_score(each, key) for key in keys), f"{each.seconds:.1f}"])
     meanings = [
         join(tag("b", measure(key).name), f": {measure(key).meaning}; {measure(key).direction}. ") for key in keys
     ]
@@ -238,12 +238,11 @@ def _scores(comparison: Comparison, fitted: list[Candidate]) -> Markup | None:
 
 
 def _score(each: Candidate, key: str) -> str:
-    value, error = measure(key).format(each.metrics.get(key)), each.errors.get(key)
-    return (
-        value
-        if error is None
-        else f"{value} ± {measure(key).format(error) if measure(key).format is percent else number(error, 2)}"
-    )
+    value, error = each.metrics.get(key), each.errors.get(key)
+    if value is None or error is None or measure(key).format is percent:
+        shown = measure(key).format(value)
+        return shown if error is None else f"{shown} ± {measure(key).format(error)}"
+    return " ± ".join(mean_and_std(value, error))
 
 
 def _folds(fitted: list[Candidate]) -> Markup | None:
@@ -268,7 +267,7 @@ def _reproduction(comparison: Comparison) -> Markup | None:
     line += f" --cv {config['folds']} --seed {config['seed']}"
     guesses = [tag("li", mark_options(str(each))) for each in comparison.summary.get("guesses") or ()]
     return join(
-        tag("pre", tag("code", line), tabindex="0", aria_label="command"),
+        tag("pre", tag("code", line), class_="command", aria_label="command"),
         join(tag("p", "What was guessed:"), tag("ul", guesses)) if guesses else None,
         render_versions(comparison.versions),
     )

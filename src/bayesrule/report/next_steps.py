@@ -212,8 +212,38 @@ def _sure_predictions(run: Run) -> Iterator[str]:
     )
     if rest:
         others = percent(float(rows.correct[~sure].mean()))
-        sentence += f"; of the other {count(rest)}, {others}, which a person should look at"
+        sentence += f". Of the other {count(rest)} {others} are: have a person look at such rows"
     yield f"{sentence}."
+
+
+def _least_sure_row(run: Run) -> Iterator[str]:
+    rows = class_predictions(run)
+    if rows is None:
+        return
+    least = int(rows.confidence.argmin())
+    first, second = np.argsort(-rows.probabilities[least])[:2]
+    names = [_name(run.classes[int(k)]) if int(k) < len(run.classes) else f"class {k}" for k in (first, second)]
+    yield (
+        f"Ask what would decide row {rows.row[least]} of the file, the least sure of the held-out ones: "
+        f"{percent(float(rows.probabilities[least, first]))} for {names[0]}, "
+        f"{percent(float(rows.probabilities[least, second]))} for {names[1]}."
+    )
+
+
+def _farthest_row(run: Run) -> Iterator[str]:
+    """The held-out value with the largest error, in its predicted standard deviations."""
+    rows = numeric_predictions(run)
+    if rows is None:
+        return
+    scores = np.abs(rows.y - rows.mean) / np.where(rows.std > 0, rows.std, np.nan)
+    if not np.isfinite(scores).any():
+        return
+    worst = int(np.nanargmax(scores))
+    where = f"the value at {rows.time[worst]}" if task(run) == "sequence" else f"row {rows.row[worst]} of the file"
+    yield (
+        f"Look at {where} first: it is {number(float(rows.y[worst]), 4)}, and {number(float(rows.mean[worst]), 4)} ± "
+        f"{number(float(rows.std[worst]), 2)} was predicted, the largest error in standard deviations."
+    )
 
 
 def _what_is_left_is_noise(run: Run) -> Iterator[str]:
@@ -302,6 +332,21 @@ def _forecast_is_one_sided(run: Run) -> Iterator[str]:
         f"The series left the course of its past: {percent(share)} of the held-out values lie {side} the forecast. If "
         "something changed at that time, fit to the values after it; a model with more states (-p n_states=…) may "
         "follow a trend."
+    )
+
+
+def _walk_is_closer(run: Run) -> Iterator[str]:
+    model, baseline = ((run.metrics.get(each) or {}) for each in ("model", "baseline"))
+    if task(run) != "sequence" or winner("rmse", model.get("rmse"), baseline.get("rmse")) != "baseline":
+        return
+    yield (
+        f"Use the bands rather than the line: a random walk from the last value comes closer on average (RMSE "
+        f"{number(baseline['rmse'])} against {number(model['rmse'])})"
+        + (
+            f", but is less sure of it (NLL {number(baseline['nll'])} against {number(model['nll'])})."
+            if winner("nll", model.get("nll"), baseline.get("nll")) == "model"
+            else "."
+        )
     )
 
 
@@ -396,9 +441,10 @@ def _odd_rows(run: Run) -> Iterator[str]:
     odd = np.flatnonzero(density < middle - 8 * max(float(upper - middle), 1e-9))
     if odd.size:
         worst = int(density.argmin())
+        others = f" {counted(odd.size - 1, 'other row is', 'other rows are')} as odd." if odd.size > 1 else ""
         yield (
-            f"Check row {np.asarray(rows['row'])[worst]} of the file, and {count(odd.size)} in all that fit nowhere: "
-            f"its log density is {number(density[worst])}, where the median is {number(middle)}."
+            f"Check row {np.asarray(rows['row'])[worst]} of the file, which fits nowhere: its log density is "
+            f"{number(density[worst])}, where the median is {number(middle)}.{others}"
         )
 
 
@@ -462,13 +508,11 @@ def _weak_columns(run: Run) -> Iterator[str]:
     features = run.summary.get("features") or ()
     if noise.size != len(features) or not noise.size:
         return
-    own = [index for index in np.argsort(-noise) if noise[index] > 0.8]
+    own = [int(index) for index in np.argsort(-noise) if noise[index] > 0.8]
     if own:
-        shown = ", ".join(_name(features[int(index)]) for index in own[:3])
-        yield (
-            f"Do not judge {shown} by the factors: {percent(float(noise[own[0]]))} of the variance of the first is its "
-            f"own, and {count(len(own))} of {counted(noise.size, 'column')} have more than 80 % of their own."
-        )
+        shown = ", ".join(f"{_name(features[index])} ({percent(float(noise[index]))})" for index in own[:3])
+        more = f" and {count(len(own) - 3)} more" if len(own) > 3 else ""
+        yield f"Do not judge {shown}{more} by the factors: so much of the variance is the column's own."
 
 
 def _sharp_scores(run: Run) -> Iterator[str]:
@@ -499,6 +543,33 @@ def _strongest_loading(run: Run) -> Iterator[str]:
     order = np.argsort(-np.abs(loading[0]))[:3]
     shown = ", ".join(f"{_name(features[int(index)])} ({number(float(loading[0, index]), 2)})" for index in order)
     yield f"Name factor 1 by what it moves: {shown} have its largest loadings."
+
+
+def _agrees_with_column(run: Run) -> Iterator[str]:
+    """How well the groups or topics match a column that the model did not see."""
+    found = run.structure.get("compared") or {}
+    counts = np.asarray(found.get("counts", ()))
+    if counts.ndim != 2 or not counts.size or not counts.sum():
+        return
+    together = int(counts.max(axis=1).sum())
+    noun = "topic" if task(run) == "topics" else "group"
+    yield (
+        f"See how far {_name(found['name'])} explains the {_nouns(run)}: its most frequent value in each {noun} has "
+        f"{count(together)} of {counted(int(counts.sum()), 'row')}, so "
+        + ("they are about the same thing." if together > 0.9 * counts.sum() else "the rest is another division.")
+    )
+
+
+def _structure_gain(run: Run) -> Iterator[str]:
+    """How much better held-out rows are described than by a simpler model."""
+    for key in ("log_density", "perplexity"):
+        model, baseline = ((run.metrics.get(each) or {}).get(key) for each in ("model", "baseline"))
+        if winner(key, model, baseline) == "model":
+            name = run.metrics.get("baseline_name") or "a simpler model"
+            yield (
+                f"Trust the {_nouns(run)} as far as they describe rows that the fit did not see: their "
+                f"{key.replace('_', ' ')} is {number(model)}, against {number(baseline)} for {name}."
+            )
 
 
 def _topic_words(run: Run) -> Iterator[str]:
@@ -540,13 +611,18 @@ RULES: tuple[Rule, ...] = (
     _name_groups,
     _sharp_scores,
     _strongest_loading,
+    _agrees_with_column,
+    _structure_gain,
     _outside_history,
+    _walk_is_closer,
     _coverage_of_forecast,
     _useful_horizon,
     _sure_predictions,
     _what_is_left_is_noise,
     _interval_width,
     _idle_columns,
+    _least_sure_row,
+    _farthest_row,
 )
 
 

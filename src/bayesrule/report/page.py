@@ -43,7 +43,8 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
 
 def render_report(run: Run) -> str:
     """The report of a run as one HTML file; a section for which the run has no data is left out."""
-    rendered = [(anchor, title, section(run)) for anchor, title, section in SECTIONS]
+    titles = {"quality": "Quality on held-out rows"} if run.structure else {}
+    rendered = [(anchor, titles.get(anchor, title), section(run)) for anchor, title, section in SECTIONS]
     present = [(anchor, title, body) for anchor, title, body in rendered if body]
     links = tag(
         "nav",

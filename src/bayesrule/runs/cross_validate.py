@@ -22,7 +22,8 @@ from .train import encode_target, fit_rows, predict_held_out, prepare_rows, reso
 from .versions import versions
 
 BASELINE = "baseline"
-_MOST_ROWS_OF_A_PROCESS = 2_000  # Beyond these, Gaussian processes are compared only where they are asked for.
+# Beyond so many rows, Gaussian processes are compared only where they are asked for. Classes take many more steps.
+_MOST_ROWS_OF_A_PROCESS = {"regression": 1_000, "binary": 200, "classes": 200}
 
 
 def predict_out_of_fold(
@@ -186,7 +187,7 @@ def compare(
 
 def _default_models(task: str, rows: int, log: Callable[[str], None]) -> list[str]:
     able = [name for name, by_task in models().items() if task in by_task and name != "binary-mlp"]
-    if rows > _MOST_ROWS_OF_A_PROCESS and "gp" in able:
+    if "gp" in able and rows > _MOST_ROWS_OF_A_PROCESS.get(task, 0):
         log(f"gp is left out: it would take long with {rows:,} rows (--model gp asks for it)")
         able.remove("gp")
     return able

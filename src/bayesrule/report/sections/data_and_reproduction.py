@@ -62,7 +62,7 @@ def _columns(columns: list[dict[str, Any]], target: dict[str, Any] | None) -> Ma
     kept = [index for index in range(5) if index < 3 or any(line[index] not in ("", "–") for line in lines)]
     cells = [[line[index] for index in kept] for line in lines]
     numbers = (3,) if 3 in kept else ()
-    return join(table([heads[index] for index in kept], cells, numbers=numbers, css_class="columns"), words)
+    return join(table([heads[index] for index in kept], cells, numbers=numbers, css_class="columns stack"), words)
 
 
 def _column(each: dict[str, Any]) -> list[Any]:

@@ -59,7 +59,7 @@ def _residuals(rows: NumericPredictions, name: str) -> Markup:
         legend("ink dot", "error"),
         legend("orange dot", "outside the interval"),
         legend("blue soft", "90 % interval"),
-        legend("blue", "median of the errors") if len(rows.y) >= 30 else None,
+        legend("blue", "median of the errors") if len(rows.y) >= 75 else None,
         " Errors against predictions. They should lie around zero everywhere: a bend of the median means that the "
         "model misses a curve, a funnel that the noise is not the same everywhere.",
     )

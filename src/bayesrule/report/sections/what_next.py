@@ -63,7 +63,12 @@ def _command(run: Run) -> Markup | None:
     names: list[Any] = [join(", " if index else "", user_text(each["name"], 40)) for index, each in enumerate(used)]
     rest = f" and {count(len(names) - _SHOWN_COLUMNS)} more" if len(names) > _SHOWN_COLUMNS else ""
     needs = (
-        join("The file needs the columns ", names[:_SHOWN_COLUMNS], rest, "; values may be missing. ")
+        join(
+            f"The file needs the column{'s' if len(names) > 1 else ''} ",
+            names[:_SHOWN_COLUMNS],
+            rest,
+            "; values may be missing. ",
+        )
         if names
         else None
     )
@@ -72,6 +77,6 @@ def _command(run: Run) -> Markup | None:
     python = join("In Python: ", tag("code", f"bayesrule.load({clean(folder)!r}).predict(…)"), ".")
     return join(
         tag("p", words, class_="before-code"),
-        tag("pre", tag("code", line), tabindex="0", aria_label="command"),
+        tag("pre", tag("code", line), class_="command", aria_label="command"),
         tag("p", needs, python, class_="caption"),
     )
