@@ -193,7 +193,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def document_posterior(self, X: Any) -> Dirichlet:
         """The posterior of each document's topic shares, with the topics fixed: `transform` has its means."""
         X = self._validate_new(X)
-        return Dirichlet(np.asarray(self._fit_documents(X).q["shares"].concentration)[: X.shape[0]])
+        shares: Any = np.asarray(self._fit_documents(X).q["shares"].concentration)[: X.shape[0]]
+        return Dirichlet(shares)
 
     @double_precision
     def score(self, X: Any, y: Any = None) -> float:

@@ -40,13 +40,14 @@ Rule = Callable[[Run], Iterator[str]]
 
 
 def _warned(*kinds: str) -> Rule:
-    """A rule for the warnings about the data of these kinds: what was found, and what to do about it."""
+    """A rule for the warnings about the data of these kinds: what to do about the first; they are listed above."""
 
     def rule(run: Run) -> Iterator[str]:
         found = [each for each in run.summary.get("warnings") or () if each.get("kind") in kinds]
         for each in found[:1]:
-            more = f" ({counted(len(found) - 1, 'more warning')} above.)" if len(found) > 1 else ""
-            yield f"{each['finding']} {each['advice']}{more}"
+            names = [_name(other["column"]) for other in found[:3] if other.get("column")]
+            rest = ", …" if len(found) > 3 else ""
+            yield f"{', '.join(names)}{rest}: {_small(each['advice'])}" if names else each["advice"]
 
     return rule
 
@@ -96,7 +97,11 @@ def _intervals_are_wrong(run: Run) -> Iterator[str]:
     if rows is None or task(run) == "sequence":
         return
     for problem in find_problems(rows, counts=task(run) == "counts", left_out=left_out_predictions(run))[:1]:
-        yield f"{problem.finding.split(': ')[0]} (see Calibration): {_small(problem.advice)}"
+        inside = percent(float(np.mean(rows.covered)))
+        yield (
+            f"{problem.finding.split(': ')[0]} (see Calibration; {inside} of {counted(len(rows.y), 'held-out value')} "
+            f"lie in their 90 % intervals): {_small(problem.advice)}"
+        )
 
 
 def _confidence_is_wrong(run: Run) -> Iterator[str]:

@@ -48,7 +48,7 @@ def predict_out_of_fold(
     losses = np.zeros(len(y))
     for number in range(int(fold.max()) + 1):
         test = fold == number
-        missing = np.setdiff1d(np.arange(len(classes)), y[~test]) if classes else ()
+        missing = np.setdiff1d(np.arange(len(classes)), y[~test])
         if len(missing):
             raise InputError(
                 f"The class {classes[int(missing[0])]!r} has too few rows: all of them are in one fold. Take fewer "

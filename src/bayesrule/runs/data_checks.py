@@ -303,10 +303,15 @@ def _compare_parts(column: Column, train_rows: np.ndarray, test_rows: np.ndarray
     train, test = column.take(train_rows), column.take(test_rows)
     if column.codes is None:
         parts = [np.asarray(part.numbers)[np.isfinite(np.asarray(part.numbers))] for part in (train, test)]
-        return None if min(map(len, parts)) < 10 else float(ks_2samp(*parts, method="asymp").pvalue)
+        return None if min(map(len, parts)) < 10 else _p_value(ks_2samp(parts[0], parts[1], method="asymp"))
     counts = np.stack([_count_levels(part, column) for part in (train, test)])
     counts = counts[:, counts.sum(axis=0) >= 10]
-    return None if counts.shape[1] < 2 or counts.sum(axis=1).min() < 10 else float(chi2_contingency(counts).pvalue)
+    return None if counts.shape[1] < 2 or counts.sum(axis=1).min() < 10 else _p_value(chi2_contingency(counts))
+
+
+def _p_value(result: Any) -> float:
+    """The p-value of a test of SciPy's."""
+    return float(result.pvalue)
 
 
 def _count_levels(part: Column, whole: Column) -> np.ndarray:

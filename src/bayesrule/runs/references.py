@@ -53,9 +53,9 @@ def predict_baseline(y_train: np.ndarray, y_test: np.ndarray, task: str, classes
     return _as_gaussian(np.full(len(y_test), y_train.mean()), float(y_train.std()), y_test)
 
 
-def are_trees_quick(rows: int, features: int, classes: int) -> bool:
-    """Whether boosted trees beside a fit take no more than a few seconds."""
-    return rows * features * max(classes, 1) <= MOST_WORK
+def are_trees_quick(x: np.ndarray, classes: int) -> bool:
+    """Whether boosted trees of these inputs take no more than a few seconds."""
+    return x.size * max(classes, 1) <= MOST_WORK
 
 
 def predict_trees(
@@ -67,7 +67,7 @@ def predict_trees(
     rows, which trees that were fitted to the others predict; for counts the distribution is Poisson's.
     """
     # On small tables threads wait for one another more than they work, by ten times where other programs run, too.
-    with threadpool_limits(1 if are_trees_quick(*x_train.shape, classes) else None, user_api="openmp"):
+    with threadpool_limits(1 if are_trees_quick(x_train, classes) else None, user_api="openmp"):
         return _predict_trees(x_train, y_train, x_test, y_test, task, classes, seed)
 
 

@@ -75,7 +75,7 @@ def score(
     if task == "clusters" and len(x_train) > 2 * x_train.shape[1]:
         from scipy.stats import multivariate_normal
 
-        covariance = np.cov(x_train.T, bias=True).reshape(len(mean), len(mean)) + 1e-9 * np.eye(len(mean))
+        covariance: Any = np.cov(x_train.T, bias=True).reshape(len(mean), len(mean)) + 1e-9 * np.eye(len(mean))
         gaussian = multivariate_normal(mean, covariance, allow_singular=True)
         return (
             {"log_density": model},

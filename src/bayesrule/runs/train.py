@@ -324,7 +324,7 @@ def _predict_references(
         linear = replace(prepared, estimator=build_estimator(kind, None, {}, config["seed"]))
         fit_rows(linear, {**config, "params": {}})
         yield title(kind), "linear", predict_held_out(linear.estimator, test_inputs, y_test, task, classes)
-    if are_trees_quick(*prepared.matrix.shape, len(classes)):
+    if are_trees_quick(prepared.matrix, len(classes)):
         arrays = prepared.matrix, prepared.y, test_inputs.encoded, y_test
         yield TREES, "", predict_trees(*arrays, task, len(classes), config["seed"])
 

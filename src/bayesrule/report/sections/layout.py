@@ -42,7 +42,7 @@ def table(
 ) -> Markup:
     """A table; the columns whose indices are in `numbers` are aligned to the right.
 
-    On a phone every row of a table with more than three columns becomes a block, in which each value has its own label.
+    On a phone every row of a table with more than four columns becomes a block, in which each value has its own label.
     """
     labels = [_plain(head) for head in heads]
 
@@ -56,6 +56,6 @@ def table(
         ]
 
     body = [tag("tr", cells("td", row)) for row in rows]
-    css_class = f"{css_class} stack".strip() if len(labels) > 3 else css_class
+    css_class = f"{css_class} stack".strip() if len(labels) > 4 else css_class
     content = tag("table", tag("thead", tag("tr", cells("th", heads))), tag("tbody", body), class_=css_class or None)
     return tag("div", content, class_="scroll", tabindex="0", role="region", aria_label="table")

@@ -218,7 +218,7 @@ def render_topics(run: Run) -> Markup | None:
         "deviation). Rows are numbered as in the file; the first one after the header is row 0."
     )
     return join(
-        table(heads, lines, numbers=(0, 1), css_class="topic-table"),
+        table(heads, lines, numbers=(0, 1), css_class="topic-table stack"),
         tag("p", caption, class_="caption"),
         side_by_side(_membership(run, rows, "share of the main topic, %"), _sizes(run, "topics")),
         _compared(run, "Topic"),
