@@ -145,7 +145,7 @@ def test_the_command_line(tmp_path):
     assert "log density" in result.output
     page = (tmp_path / "run" / "report.html").read_text()
     assert "3 groups in 3 columns of <bdi>data.csv</bdi>" in page
-    assert "predict run new.csv" in page
+    assert "predict</span> <span>run</span> <span>new.csv" in page
     shown = invoke("predict", place, str(path))
     assert shown.output.splitlines()[0] == "group,probability,p(1),p(2),p(3),log_density"
     assert len(shown.output.splitlines()) == 121

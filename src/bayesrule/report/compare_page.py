@@ -13,7 +13,7 @@ from .markup import Markup, clean, join, tag, user_text
 from .measures import measure
 from .page import html_document, style_sheet
 from .sections.data_and_reproduction import render_versions
-from .sections.layout import legend, mark_options, table
+from .sections.layout import command, legend, mark_options, table
 from .svg import round_ticks
 
 _CLEAR = 2.0  # A difference of so many standard errors is taken for real.
@@ -131,20 +131,20 @@ def _next(comparison: Comparison, fitted: list[Candidate]) -> Markup | None:
             )
     steps += _advise_rows(comparison, fitted)
     chosen = quickest if quickest is not None else first
-    command = None
+    shown = None
     if chosen is not None:
         data, target = (shlex.quote(clean(comparison.config.get(key) or "")) for key in ("data", "target"))
         line = f"bayesrule fit {data} --target {target} {chosen.command}"
-        command = join(
+        shown = join(
             tag("p", "A run with a report, and predictions of new rows:", class_="before-code"),
-            tag("pre", tag("code", line), class_="command", aria_label="command"),
+            command(line),
         )
     listed = tag(
         "ol",
         [tag("li", step if isinstance(step, Markup) else mark_options(step)) for step in steps[:3]],
         class_="steps",
     )
-    return join(listed if steps else None, command)
+    return join(listed if steps else None, shown)
 
 
 def _advise_rows(comparison: Comparison, fitted: list[Candidate]) -> list[str]:
@@ -267,7 +267,7 @@ def _reproduction(comparison: Comparison) -> Markup | None:
     line += f" --cv {config['folds']} --seed {config['seed']}"
     guesses = [tag("li", mark_options(str(each))) for each in comparison.summary.get("guesses") or ()]
     return join(
-        tag("pre", tag("code", line), class_="command", aria_label="command"),
+        command(line),
         join(tag("p", "What was guessed:"), tag("ul", guesses)) if guesses else None,
         render_versions(comparison.versions),
     )

@@ -32,6 +32,13 @@ def mark_options(text: str) -> Markup:
     return join([code(part) if index % 2 else part for index, part in enumerate(parts)])
 
 
+def command(line: str) -> Markup:
+    """A command to copy. On a narrow screen it is broken between words only, not after the hyphens of an option."""
+    words = [tag("span", word) if len(word) <= 30 else word for word in line.split(" ")]
+    parts = [join(" " if index else "", word) for index, word in enumerate(words)]
+    return tag("pre", tag("code", parts), class_="command", aria_label="command")
+
+
 def _plain(head: Any) -> str:
     """The text of a heading, without its elements, for an attribute."""
     return unescape(re.sub("<[^>]*>", "", head)) if isinstance(head, Markup) else str(head)

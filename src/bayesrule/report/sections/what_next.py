@@ -10,7 +10,7 @@ from ..format_numbers import count
 from ..held_out_rows import task
 from ..markup import Markup, clean, join, tag, user_text
 from ..next_steps import choose_steps
-from .layout import mark_options
+from .layout import command, mark_options
 
 _KINDS = {
     "leak": "Leak?",
@@ -77,6 +77,6 @@ def _command(run: Run) -> Markup | None:
     python = join("In Python: ", tag("code", f"bayesrule.load({clean(folder)!r}).predict(…)"), ".")
     return join(
         tag("p", words, class_="before-code"),
-        tag("pre", tag("code", line), class_="command", aria_label="command"),
+        command(line),
         tag("p", needs, python, class_="caption"),
     )
