@@ -30,7 +30,7 @@ def to_dark(color: str) -> str:
     """The counterpart of a colour on a dark page: the same hue, light where it was dark.
 
     >>> to_dark("#ffffff"), to_dark("#ececec"), to_dark("#101010")
-    ('#1e2126', '#303030', '#dddddd')
+    ('#1e2126', '#303030', '#dedede')
     """
     if color in PALETTE:
         return PALETTE[color]

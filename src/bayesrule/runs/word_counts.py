@@ -17,8 +17,8 @@ _WORDS_OF_TEXT = 3.0  # on average, with which a column is text rather than labe
 def split_words(text: str) -> list[str]:
     """The words of a text, in small letters.
 
-    >>> split_words("Größe: 3 m², isn't it?")
-    ['größe', 'isn', 'it']
+    >>> split_words("Größe: 3 kg, isn't it?")
+    ['größe', 'kg', 'isn', 'it']
     """
     return _WORD.findall(text.lower())
 
