@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_iris
+from sklearn.decomposition import FactorAnalysis
 from sklearn.linear_model import BayesianRidge, LogisticRegression, PoissonRegressor
+from sklearn.mixture import GaussianMixture
 
 from bayesrule.runs.run import Run
 
@@ -167,6 +169,68 @@ def sequence(past: int = 120) -> Run:
     return run
 
 
+def groups() -> Run:
+    """The flowers of iris in three groups, compared with their species."""
+    data = load_iris()
+    x, y, train, test = _split(data.data, data.target)
+    mixture = GaussianMixture(3, random_state=0).fit(x[train])
+    p = mixture.predict_proba(x)
+    names = list(data.feature_names)
+    run = _run("iris", None, "clusters", "GaussianMixture", names, x, train, test)
+    run.metrics = {"model": {"log_density": mixture.score(x[test])}, "baseline": {"log_density": -4.2}}
+    run.metrics["baseline_name"] = "one Gaussian for all rows"
+    group = p.argmax(1)
+    counts = np.zeros((3, 3), int)
+    np.add.at(counts, (group, y), 1)
+    run.test = {"row": test}
+    run.structure = {
+        "weight": mixture.weights_, "mean": mixture.means_, "std": np.full((3, 4), 0.4), "deviation": mixture.means_,
+        "plane": x[:, :2], "variance": np.array([0.73, 0.23]), "sizes": np.arange(1, 5), "criterion": np.array(
+            [900.0, 640.0, 620.0, 680.0]),
+        "rows": {"row": np.arange(150), "group": group, "probability": p.max(1),
+                 "log_density": mixture.score_samples(x)},
+        "compared": {"name": "species", "levels": [str(name) for name in data.target_names], "counts": counts},
+    }  # fmt: skip
+    run.summary["criterion"] = "BIC"
+    return run
+
+
+def topics() -> Run:
+    """Two topics of twenty words."""
+    rng = np.random.default_rng(5)
+    words = [f"word{index}" for index in range(20)]
+    run = _run("notes.csv", None, "topics", "LatentDirichletAllocation", words, rng.poisson(2.0, (60, 20)),
+               np.arange(48), np.arange(48, 60))  # fmt: skip
+    run.metrics = {"model": {"perplexity": 12.5}, "baseline": {"perplexity": 16.1}, "baseline_name": "one topic"}
+    share = rng.beta(8.0, 2.0, 60)
+    run.structure = {
+        "share": np.array([0.6, 0.4]), "words": np.array([np.arange(10), np.arange(10, 20)]),
+        "probability": np.tile(np.linspace(0.16, 0.04, 10), (2, 1)), "sizes": [], "criterion": [],
+        "rows": {"row": np.arange(60), "group": rng.integers(0, 2, 60), "probability": share,
+                 "std": np.full(60, 0.08)},
+    }  # fmt: skip
+    return run
+
+
+def factors() -> Run:
+    """Two factors of the diabetes data."""
+    data = load_diabetes()
+    x, y, train, test = _split(data.data, data.target)
+    model = FactorAnalysis(2, random_state=0).fit(x)
+    run = _run("diabetes", None, "factors", "FactorAnalysis", list(data.feature_names), x, train, test)
+    run.metrics = {"model": {"log_density": -11.0}, "baseline": {"log_density": -14.0}, "baseline_name": "independent"}
+    score = model.transform(x)
+    correlation = np.array([np.corrcoef(each, y)[0, 1] for each in score.T])
+    run.structure = {
+        "loading": model.components_, "loading_std": np.full((2, 10), 0.03), "noise": model.noise_variance_.clip(0, 1),
+        "explained": np.array([0.3, 0.2]), "sizes": np.arange(1, 4), "criterion": np.array([900.0, 700.0, 710.0]),
+        "rows": {"row": np.arange(442), "score": score, "std": np.full((442, 2), 0.3),
+                 "log_density": model.score_samples(x)},
+        "compared": {"name": "progression", "correlation": correlation},
+    }  # fmt: skip
+    return run
+
+
 def bare() -> Run:
     """A run that has nothing at all."""
     return Run(config={}, summary={}, estimator=None, encoding=None, metrics={})
@@ -174,7 +238,7 @@ def bare() -> Run:
 
 TASKS = {
     "binary": binary, "classes": classes, "many_classes": many_classes, "regression": regression, "network": network,
-    "counts": counts, "sequence": sequence, "bare": bare,
+    "counts": counts, "sequence": sequence, "groups": groups, "topics": topics, "factors": factors, "bare": bare,
 }  # fmt: skip
 
 

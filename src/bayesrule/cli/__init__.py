@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from .compare import compare
 from .errors import EXIT_CODES
 from .fit import fit
 from .predict import datasets, predict
@@ -39,7 +40,7 @@ def main(
     """The Bayesian learning rule: one update, and the algorithms that follow from it."""
 
 
-for command in (fit, predict, datasets, table, gallery):
+for command in (fit, predict, compare, datasets, table, gallery):
     app.command()(command)
 
 __all__ = ["app"]

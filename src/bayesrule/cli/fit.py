@@ -32,7 +32,13 @@ def fit(
         str | None,
         typer.Option(help="regression, binary, classes, counts or sequence; guessed if not given."),
     ] = None,
-    model: Annotated[str | None, typer.Option(help="linear, mlp, binary-mlp or gp; state-space or hmm.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            help="linear, mlp, binary-mlp or gp; state-space or hmm; without a target mixture, topics or "
+            "factor-analysis."
+        ),
+    ] = None,
     recipe: Annotated[str | None, typer.Option(help="The algorithm, by its name in `bayesrule table`.")] = None,
     time: Annotated[str | None, typer.Option(help="The column of times; the rows are then a sequence.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The directory of the run (default: run).")] = None,
@@ -42,6 +48,7 @@ def fit(
         typer.Option("--param", "-p", help="A parameter of the estimator, name=value; may be repeated."),
     ] = None,
     test_size: Annotated[float | None, typer.Option(help="The share of rows held out (default: 0.2).")] = None,
+    cv: Annotated[int | None, typer.Option("--cv", help="Also cross-validate, with so many folds.")] = None,
     seed: Annotated[
         int | None, typer.Option(help="The seed of the split and of all random numbers (default: 0).")
     ] = None,
@@ -70,6 +77,8 @@ def fit(
 
       bayesrule fit sales.csv --target sold --time week --model state-space
 
+      bayesrule fit customers.csv --model mixture
+
       bayesrule fit --config run.yaml --seed 3
 
       bayesrule fit --resume --out run/
@@ -87,6 +96,7 @@ def fit(
         "time": time,
         "out": None if out is None else str(out),
         "test_size": test_size,
+        "cv": cv,
         "seed": seed,
         "missing": missing or None,
         "decimal": decimal,
@@ -95,7 +105,8 @@ def fit(
         "columns": parse_column_kinds(column),
     }
     options = merge_options(flags, config, param or [])
-    folder = Path(options.pop("out")).resolve()
+    out_as_given = options.pop("out")
+    folder = Path(out_as_given).resolve()
     partial = store.partial_folder(folder)
     output = _Output(quiet)
     if resume:
@@ -112,6 +123,8 @@ def fit(
     _prepare_folder(folder, partial, options, resuming)
     try:
         run = _train(table, options, partial, output)
+        # For the command that the report shows; a directory elsewhere is the author's business.
+        run.config["out"] = folder.name if Path(out_as_given).is_absolute() else out_as_given
         _write_report(run, partial)
     except KeyboardInterrupt:
         output.print(f"interrupted: continue with `bayesrule fit --resume --out {folder}`", always=True)
@@ -126,7 +139,7 @@ def fit(
     _print_summary(run, folder, output)
 
 
-def _load_table(data: str, options: dict[str, Any]) -> tuple[Table, str | None, str | None]:
+def load_table(data: str, options: dict[str, Any]) -> tuple[Table, str | None, str | None]:
     """The table, and for a data set by name its target and column of times."""
     from ..tables.datasets import DATASETS
     from ..tables.options import ReadingOptions
@@ -146,15 +159,15 @@ def _with_absolute_path(options: dict[str, Any]) -> dict[str, Any]:
 
 def _load_and_check(options: dict[str, Any]) -> tuple[Table, dict[str, Any]]:
     """The table, and the options with the target and times of a data set by name; raises if they do not fit it."""
-    from ..runs.train import resolve_config
+    from ..runs.train import check_config
     from ..tables.tables import InputError
 
-    table, target, time = _load_table(options["data"], options)
+    table, target, time = load_table(options["data"], options)
     options = {**options, "target": options.get("target") or target}
     if time is not None and options.get("task") in (None, "sequence"):
         options["time"] = options.get("time") or time
     try:
-        resolve_config(table, options)
+        check_config(table, options)
     except InputError as error:
         if not table.notes:
             raise
@@ -183,13 +196,17 @@ def _prepare_folder(folder: Path, partial: Path, options: dict[str, Any], resumi
 
 
 def _train(table: Table, options: dict[str, Any], partial: Path, output: _Output) -> Run:
+    from ..runs.cross_validate import summarize
     from ..runs.train import train
 
     if Path(options["data"]).is_file():
         # A run is meant to be shared: it records the name of the data file, not the directories of its author.
         options = {**options, "data": Path(options["data"]).name}
     with output.progress_bar() as show:
-        return train(table, options, folder=partial, on_progress=show, log=output.print)
+        run = train(table, options, folder=partial, on_progress=show, log=output.print, references=True)
+    if options.get("cv") is not None:
+        run.metrics["cv"] = summarize(table, run.config, options["cv"])
+    return run
 
 
 def _write_report(run: Run, partial: Path) -> None:
@@ -209,16 +226,31 @@ def _print_summary(run: Run, folder: Path, output: _Output) -> None:
     labels = {
         "nll": "NLL (nats)",
         "accuracy": "accuracy",
+        "auroc": "AUROC",
         "ece": "ECE",
         "rmse": "RMSE",
         "coverage90": "in 90 % interval",
+        "log_density": "log density (nats)",
+        "perplexity": "perplexity",
     }
-    model, baseline = run.metrics["model"], run.metrics["baseline"]
+    others = [(each["name"], each["metrics"]) for each in run.metrics.get("references") or ()]
+    shown = [(run.config["estimator"], run.metrics["model"]), ("baseline", run.metrics["baseline"]), *others]
     output.print("")
-    output.print(f"{run.summary['test_rows']:,} held-out rows   {run.config['estimator']}   baseline")
+    rows = f"{run.summary['test_rows']:,} held-out rows"
+    output.print(f"{rows:<24}" + "".join(f"   {name:>14}" for name, _ in shown))
     for name, label in labels.items():
-        if name in model:
-            output.print(f"  {label:<18} {model[name]:>12.4g} {baseline[name]:>14.4g}")
+        if name in run.metrics["model"]:
+            cells = [f"{scores[name]:.4g}" if name in scores else "" for _, scores in shown]
+            widths = [max(14, len(title)) for title, _ in shown]
+            output.print(f"  {label:<22}" + "".join(f"   {cell:>{w}}" for cell, w in zip(cells, widths, strict=True)))
+    cv = run.metrics.get("cv")
+    if cv is not None:
+        output.print("")
+        output.print(f"{cv['folds']} folds, {cv['rows']:,} rows")
+        for name, label in labels.items():
+            if name in cv["model"]:
+                error = f" ± {cv['errors'][name]:.2g}" if name in cv["errors"] else ""
+                output.print(f"  {label:<22}   {cv['model'][name]:>14.4g}{error}")
     if run.facts.get("bound") is not None:
         from ..fitting.bound import with_error
 

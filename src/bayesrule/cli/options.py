@@ -11,7 +11,7 @@ from ..tables.options import ReadingOptions
 from ..tables.tables import InputError
 
 READING = ("missing", "decimal", "date_format", "sheet", "columns")
-NAMES = ("data", "target", "task", "model", "recipe", "time", "out", "test_size", "seed", *READING, "params")
+NAMES = ("data", "target", "task", "model", "recipe", "time", "out", "test_size", "cv", "seed", *READING, "params")
 _TEXT = ("data", "target", "task", "model", "recipe", "time", "out")
 _DEFAULTS = {"out": "run", "test_size": 0.2, "seed": 0, "params": {}}
 
@@ -40,6 +40,9 @@ def merge_options(flags: dict[str, Any], config: Path | None, params: list[str])
         raise InputError(f"seed must be a whole number, not negative, got {options['seed']!r}.")
     if not isinstance(options["test_size"], float | int) or not 0 < options["test_size"] < 1:
         raise InputError(f"test_size must be a share between 0 and 1, got {options['test_size']!r}.")
+    folds = options.get("cv")
+    if folds is not None and (isinstance(folds, bool) or not isinstance(folds, int) or folds < 2):
+        raise InputError(f"cv must be the number of folds, 2 or more, got {folds!r}.")
     return options
 
 

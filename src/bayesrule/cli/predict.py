@@ -36,6 +36,7 @@ def predict(
       bayesrule predict run/ --steps 24
     """
     from ..runs.average import describe_draws
+    from ..runs.data_checks import describe_new_rows
     from ..runs.predict import read_like_training
     from ..runs.store import load_run
     from ..tables.options import ReadingOptions
@@ -53,6 +54,9 @@ def predict(
             f"{'it' if count == 1 else 'them'}",
             err=True,
         )
+    if loaded.encoding is not None and rows is not None:
+        for sentence in describe_new_rows(loaded.encoding.encoding.columns, rows):
+            typer.echo(f"warning: {sentence}", err=True)
     drawn = loaded.missing(rows)
     if drawn:
         typer.echo(f"note: {describe_draws(drawn)}", err=True)

@@ -55,7 +55,8 @@ class Estimator(BaseEstimator):
     model: ClassVar[str] = ""
     """The name that `bayesrule fit --model` calls it by; classes for different tasks share one."""
     tasks: ClassVar[tuple[str, ...]] = ()
-    """The tasks (`bayesrule.tables.tasks.TASKS`) that the command line uses this class for."""
+    """The tasks that the command line uses this class for, of `bayesrule.tables.tasks.TASKS` or, where no column is
+    predicted, of `registry.TASKS_WITHOUT_TARGET`."""
     title: ClassVar[str] = ""
     """What a report calls it, with the article inside a sentence: "a Gaussian process"."""
     explain: ClassVar[Explain] = Explain()

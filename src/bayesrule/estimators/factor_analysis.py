@@ -211,6 +211,8 @@ class FactorAnalysis(_FactorModel):
     [[0.5, 1.0, -0.5]]
     """
 
+    model = "factor-analysis"
+    tasks = ("factors",)
     title = "factor analysis"
     _noise = "each"
 

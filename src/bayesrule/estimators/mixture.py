@@ -87,6 +87,8 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
     ([0.0, 5.0], 1.0)
     """
 
+    model = "mixture"
+    tasks = ("clusters",)
     title = "a mixture of Gaussians"
     _computes_likelihood: ClassVar[bool] = True
 

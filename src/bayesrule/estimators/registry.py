@@ -16,6 +16,10 @@ from .. import estimators
 from ..tables.tables import InputError
 from .base import Estimator
 
+TASKS_WITHOUT_TARGET = ("clusters", "topics", "factors")
+"""The tasks that predict no column: each is what one model finds in a table. The others are
+`bayesrule.tables.tasks.TASKS`."""
+
 
 def estimator_class(name: str) -> type[Estimator] | None:
     """The exported estimator class of this name, or None if there is none."""
@@ -34,6 +38,11 @@ def models() -> dict[str, dict[str, type[Estimator]]]:
         for task in kind.tasks:
             by_model.setdefault(kind.model, {})[task] = kind
     return by_model
+
+
+def task_without_target(model: str | None) -> str | None:
+    """The task of a model that predicts no column ("clusters" for "mixture"); None for the models that predict one."""
+    return next((task for task in models().get(model or "", {}) if task in TASKS_WITHOUT_TARGET), None)
 
 
 def default_model(task: str) -> str:

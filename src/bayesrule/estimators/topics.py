@@ -12,6 +12,7 @@ from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from ..factor_graph.model import Model
+from ..families.dirichlet import Dirichlet
 from ..fitting.result import Result
 from ..models.topics import documents, fit_documents, latent_dirichlet
 from ..numerics.padding import bucket
@@ -70,6 +71,8 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     True
     """
 
+    model = "topics"
+    tasks = ("topics",)
     title = "latent Dirichlet allocation"
     n_features_in_: int
 
@@ -207,6 +210,13 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         X = self._validate_new(X)
         shares = self._fit_documents(X).q["shares"]
         return np.asarray(shares.mean if normalize else shares.concentration)[: X.shape[0]]
+
+    @double_precision
+    def document_posterior(self, X: Any) -> Dirichlet:
+        """The posterior of each document's topic shares, with the topics fixed: `transform` has its means."""
+        X = self._validate_new(X)
+        shares: Any = np.asarray(self._fit_documents(X).q["shares"].concentration)[: X.shape[0]]
+        return Dirichlet(shares)
 
     @double_precision
     def score(self, X: Any, y: Any = None) -> float:

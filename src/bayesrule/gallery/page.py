@@ -23,6 +23,7 @@ from ..report.page import html_document, style_sheet
 from ..report.sections.derivation import RULE, format_math
 from ..rule.rule import Rule
 from . import deep_learning, inference, optimization, paper_figures
+from .dark_theme import follow_theme
 from .style import Picture
 
 _MODULES = {
@@ -90,7 +91,7 @@ def draw_entry(entry: Entry) -> DrawnEntry:
     file = io.BytesIO()
     with matplotlib.rc_context({"svg.hashsalt": "bayesrule"}):
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
-    return DrawnEntry(entry, file.getvalue(), rule)
+    return DrawnEntry(entry, follow_theme(file.getvalue().decode()).encode(), rule)
 
 
 def write_gallery(out: Path, chosen: list[Entry] | None = None) -> Iterator[DrawnEntry]:

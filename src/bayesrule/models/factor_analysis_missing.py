@@ -33,6 +33,21 @@ def scores(y: Any, loadings: Any, noise: Any, covariance: Any = None) -> Float[n
     return _map_rows(lambda part: _solve(part, loadings, noise, covariance)[0], y, loadings)
 
 
+def score_stds(y: Any, loadings: Any, noise: Any, covariance: Any = None) -> Float[ndarray, "N K"]:
+    r"""The standard deviations of x given $y_n$, under the posterior of `scores`. Arguments as there.
+
+    >>> score_stds(np.array([[1.0, np.nan], [1.0, 1.0]]), np.ones((2, 1)), np.ones(2)).round(4).tolist()
+    [[0.7071], [0.5774]]
+    """
+
+    def of_rows(part: ndarray) -> ndarray:
+        system = _solve(part, loadings, noise, covariance)[1]
+        variances = np.diagonal(np.linalg.inv(system), axis1=1, axis2=2)
+        return np.broadcast_to(np.sqrt(variances), (len(part), variances.shape[1]))
+
+    return _map_rows(of_rows, y, loadings)
+
+
 def log_likelihoods(y: Any, loadings: Any, noise: Any) -> Float[ndarray, " N"]:
     r"""$\log N(y_n \mid 0, WW^⊤ + \mathrm{diag}\,ψ)$ of the entries that were observed."""
 

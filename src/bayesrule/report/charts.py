@@ -16,6 +16,7 @@ from .calibration_math import ReliabilityBins
 from .format_numbers import count, counted, number, percent, trimmed
 from .held_out_rows import NumericPredictions, evenly_spaced
 from .markup import Markup
+from .ranking_math import RankingCurves
 from .svg import Plot, Tick, axis_limits, narrow_and_wide, round_ticks, svg_drawing
 
 PERCENT_TICKS = [(tenth / 10, f"{10 * tenth}") for tenth in range(0, 11, 2)]
@@ -71,6 +72,61 @@ def residuals(rows: NumericPredictions) -> Markup:
     )
     plot.bars(edges, share, "blue soft").line(grid, bell, "ink dashed")
     return svg_drawing("Histogram of standardised residuals, with the standard normal curve", plot)
+
+
+def residuals_by_prediction(rows: NumericPredictions, name: str, most: int) -> Markup:
+    """Errors against predictions, with the 90 % interval around zero and the errors' running median."""
+    order = np.argsort(rows.mean, kind="stable")
+    mean, error = rows.mean[order], (rows.y - rows.mean)[order]
+    low, high = (rows.low - rows.mean)[order], (rows.high - rows.mean)[order]
+    parts = [part for part in np.array_split(np.arange(len(mean)), min(10, max(len(mean) // 25, 1))) if len(part)]
+    middles = [(float(np.median(mean[part])), float(np.median(error[part]))) for part in parts]
+    shown = evenly_spaced(len(mean), most)
+
+    def draw(width: float) -> Markup:
+        span = axis_limits(mean)
+        plot = Plot(
+            span, axis_limits(error, low[shown], high[shown]), f"predicted {name}", "observed − predicted", width, 300
+        )
+        plot.band(mean[shown], low[shown], high[shown], "blue").line(span, [0, 0], "pale dashed")
+        inside = rows.covered[order][shown]
+        plot.dots(mean[shown][inside], error[shown][inside], "ink small")
+        plot.dots(mean[shown][~inside], error[shown][~inside], "orange small")
+        if len(middles) >= 3:
+            plot.line([x for x, _ in middles], [y for _, y in middles], "blue")
+        return svg_drawing("Errors of the predictions against the predictions, with their 90 % intervals", plot)
+
+    return narrow_and_wide(draw)
+
+
+def roc(curves: RankingCurves, at: int) -> Markup:
+    """True positives against false ones, as the threshold falls; a dot at the threshold with the index `at`."""
+    names = "false positive rate, %", "true positive rate (recall), %"
+    plot = Plot((0, 1), (0, 1), *names, height=340, ticks_x=PERCENT_TICKS, ticks_y=PERCENT_TICKS)
+    plot.line([0, 1], [0, 1], "pale dashed")
+    # A few hundred points draw the curve of any number of rows.
+    keep = _corners(curves.false_positive_rate, curves.recall)
+    plot.line(curves.false_positive_rate[keep], curves.recall[keep], "blue")
+    plot.marker(float(curves.false_positive_rate[at]), float(curves.recall[at]), "blue", "threshold 50 %")
+    return svg_drawing("ROC curve: true positive rate against false positive rate", plot)
+
+
+def precision_recall(curves: RankingCurves, at: int, share: float) -> Markup:
+    """Precision against recall, as the threshold falls; `share` is the precision of guessing."""
+    names = "recall, %", "precision, %"
+    plot = Plot((0, 1), (0, 1), *names, height=340, ticks_x=PERCENT_TICKS, ticks_y=PERCENT_TICKS)
+    plot.line([0, 1], [share, share], "pale dashed")
+    keep = _corners(curves.recall, curves.precision)
+    plot.line(curves.recall[keep], curves.precision[keep], "blue")
+    plot.marker(float(curves.recall[at]), float(curves.precision[at]), "blue", "threshold 50 %")
+    return svg_drawing("Precision against recall", plot)
+
+
+def _corners(x: np.ndarray, y: np.ndarray, most: int = 400) -> np.ndarray:
+    """The indices of at most about `most` points of a curve of steps: its corners, and of many only some."""
+    bends = np.flatnonzero((np.diff(x[:-1]) != np.diff(x[1:])) | (np.diff(y[:-1]) != np.diff(y[1:]))) + 1
+    corners = np.unique(np.concatenate([[0], bends, [len(x) - 1]]))
+    return corners[evenly_spaced(len(corners), most)]
 
 
 def confidences(confidence: np.ndarray, correct: np.ndarray, classes: int) -> Markup:
@@ -255,3 +311,66 @@ def _percents(low: float, high: float) -> list[Tick]:
 def finite(*arrays: Any) -> np.ndarray:
     """A mask of the entries that are finite in all arrays."""
     return np.logical_and.reduce([np.isfinite(np.asarray(each, float)) for each in arrays])
+
+
+GROUP_COLORS = ("group1", "group2", "group3", "group4", "group5", "group6")
+
+
+def group_plane(plane: np.ndarray, group: np.ndarray, shares: np.ndarray, most: int) -> Markup:
+    """Rows on two principal components, coloured by their group, with the group's number at its median."""
+    shown = evenly_spaced(len(plane), most)
+
+    def draw(width: float) -> Markup:
+        names = [f"principal component {k + 1} ({percent(share)} of the variance)" for k, share in enumerate(shares)]
+        plot = Plot(
+            axis_limits(plane[:, 0]), axis_limits(plane[:, 1]), names[0], names[1], width, 420 if width > 600 else 340
+        )
+        groups = np.unique(group)
+        for k in groups:
+            part = shown[group[shown] == k]
+            color = GROUP_COLORS[int(k) % len(GROUP_COLORS)]
+            plot.dots(plane[part, 0], plane[part, 1], f"{color} {'small' if len(shown) > 300 else 'medium'}")
+        for k in groups:
+            center = np.median(plane[group == k], axis=0)
+            plot.badge(float(center[0]), float(center[1]), str(int(k) + 1))
+        return svg_drawing("Rows on the first two principal components, coloured by group", plot)
+
+    return narrow_and_wide(draw)
+
+
+def score_plane(score: np.ndarray, most: int) -> Markup:
+    """Rows by their first two factors, or a histogram where there is one."""
+    shown = evenly_spaced(len(score), most)
+    if score.shape[1] == 1:
+        edges = np.linspace(*axis_limits(score[:, 0]), 31)
+        counts, _ = np.histogram(score[:, 0], edges)
+        plot = Plot((edges[0], edges[-1]), (0, 1.05 * max(counts.max(), 1)), "factor 1", "rows", height=300)
+        return svg_drawing("Histogram of the factor's values", plot.bars(edges, counts, "blue soft"))
+    plot = Plot(axis_limits(score[:, 0]), axis_limits(score[:, 1]), "factor 1", "factor 2", height=340)
+    plot.dots(score[shown, 0], score[shown, 1], "ink small")
+    return svg_drawing("Rows by their first two factors", plot)
+
+
+def size_curve(sizes: np.ndarray, criterion: np.ndarray, name_x: str, name_y: str) -> Markup:
+    """The criterion by which a number of groups, topics or factors was chosen."""
+    ticks = [(float(size), str(int(size))) for size in sizes]
+    plot = Plot(
+        (float(sizes.min()) - 0.5, float(sizes.max()) + 0.5),
+        axis_limits(criterion),
+        name_x,
+        name_y,
+        height=260,
+        ticks_x=ticks,
+    )
+    best = int(np.argmin(criterion))
+    plot.line(sizes, criterion, "blue").dots(sizes, criterion, "blue medium")
+    plot.marker(float(sizes[best]), float(criterion[best]), "orange", "chosen", 10)
+    return svg_drawing(f"{name_y} against {name_x}", plot)
+
+
+def membership(probability: np.ndarray, name_x: str) -> Markup:
+    """A histogram of the probability of each row's group, or the share of its topic."""
+    edges = np.linspace(0, 1, 21)
+    counts, _ = np.histogram(probability, edges)
+    plot = Plot((0, 1), (0, 1.05 * max(float(counts.max()), 1.0)), name_x, "rows", height=260, ticks_x=PERCENT_TICKS)
+    return svg_drawing(f"Histogram of the {name_x}", plot.bars(edges, counts, "blue soft"))

@@ -50,6 +50,12 @@ MEASURES = {
     "width90": Measure("Interval width", "the mean width of the 90 % intervals", "lower"),
     "crps": Measure("CRPS", "the distance from the predicted distribution to the observed value", "lower"),
     "deviance": Measure("Deviance", "twice the log-likelihood below that of a perfect fit, per row", "lower"),
+    "log_density": Measure(
+        "Log density", "the log density of a row, in nats; numbers were standardised, so that it has no unit", "higher"
+    ),
+    "perplexity": Measure(
+        "Perplexity", "the model is as uncertain about a word as among so many equally probable ones", "lower"
+    ),
     "mase": Measure("MASE", "the mean error relative to a forecast that repeats the last value", "lower"),
 }
 

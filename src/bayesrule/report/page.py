@@ -15,13 +15,22 @@ from .sections.headline import plain_title, render_headline
 from .sections.notable_rows import render_notable_rows
 from .sections.predictions import render_predictions
 from .sections.quality import render_quality
+from .sections.ranking import render_ranking
+from .sections.structure import render_factors, render_groups, render_topics
 from .sections.training import render_training
 from .sections.weights import render_weights
+from .sections.what_next import render_what_next
 
+# The sections on what a model without a target found are left out of the others' pages, and the other way round.
 Section = Callable[[Run], Markup | None]
 SECTIONS: tuple[tuple[str, str, Section], ...] = (
+    ("next", "What to do next", render_what_next),
+    ("groups", "The groups", render_groups),
+    ("topics", "The topics", render_topics),
+    ("factors", "The factors", render_factors),
     ("quality", "Quality of the predictions", render_quality),
     ("calibration", "Calibration", render_calibration),
+    ("ranking", "Ranking", render_ranking),
     ("predictions", "Predictions and observations", render_predictions),
     ("weights", "Posterior of the weights", render_weights),
     ("rows", "Rows to look at", render_notable_rows),
@@ -34,7 +43,8 @@ SECTIONS: tuple[tuple[str, str, Section], ...] = (
 
 def render_report(run: Run) -> str:
     """The report of a run as one HTML file; a section for which the run has no data is left out."""
-    rendered = [(anchor, title, section(run)) for anchor, title, section in SECTIONS]
+    titles = {"quality": "Quality on held-out rows"} if run.structure else {}
+    rendered = [(anchor, titles.get(anchor, title), section(run)) for anchor, title, section in SECTIONS]
     present = [(anchor, title, body) for anchor, title, body in rendered if body]
     links = tag(
         "nav",

@@ -126,6 +126,13 @@ class Plot:
             self.marks.append(tag("path", tag("title", title), d=at, class_=f"dots {css_class}", style=width))
         return self
 
+    def badge(self, x: float, y: float, label: str) -> Plot:
+        """A short label on a disc in the page's colour, so that it can be read across dots."""
+        a, b = _px(self._x_px(np.asarray(x))), float(self._y_px(np.asarray(y)))
+        self.marks.append(tag("circle", cx=a, cy=_px(b), r="10", class_="badge"))
+        self.marks.append(tag("text", label, x=a, y=_px(b + 4), text_anchor="middle", class_="badge-label"))
+        return self
+
     # The axes.
 
     def body(self) -> Markup:

@@ -10,12 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .. import metrics
+from ..estimators.registry import TASKS_WITHOUT_TARGET
 from ..tables.guess_columns import Context, TextColumn, guess_columns
 from ..tables.options import ReadingOptions
 from ..tables.reading import read
 from ..tables.tables import DATES, Column, InputError, Table
 from ..tables.time_order import next_times, order_by_time
 from . import average
+from .structure import predict_rows
+from .word_counts import count_words
 
 if TYPE_CHECKING:
     from .run import Run
@@ -32,7 +35,9 @@ def predict(run: Run, data: Any = None, *, steps: int | None = None) -> dict[str
         raise InputError("--steps is for sequences, and this run predicts rows: give a file of rows instead.")
     if table is None:
         raise InputError("There are no rows to predict: give a file with the columns that the run was trained on.")
-    assert run.encoding is not None  # Only runs of sequences have no preprocessing.
+    if run.config["task"] in TASKS_WITHOUT_TARGET:
+        return _find_structure(run, table)
+    assert run.encoding is not None  # Only runs of sequences, and topics of texts, have no preprocessing.
     inputs = run.encoding.inputs(table)
     if run.classes:
         probabilities = average.predict_classes(run.estimator, inputs)
@@ -42,6 +47,19 @@ def predict(run: Run, data: Any = None, *, steps: int | None = None) -> dict[str
         return {"prediction": labels[best], "probability": probabilities[np.arange(len(best)), best], **by_class}
     predictions = average.predict_numbers(run.estimator, inputs, run.config["task"])
     return {"prediction": predictions.pop("mean"), **predictions}
+
+
+def _find_structure(run: Run, table: Table) -> dict[str, np.ndarray]:
+    """The groups, topics or factors of rows."""
+    inputs: Any
+    if run.encoding is None:
+        text = table.column(run.config["text"])
+        if text.codes is None:
+            raise InputError(f"Column {text.name!r} has numbers in this file, and had text in training: give text.")
+        inputs = count_words(text, list(run.structure["vocabulary"]))
+    else:
+        inputs = run.encoding.inputs(table)
+    return predict_rows(run.config["task"], run.estimator, inputs)
 
 
 def _forecast(run: Run, table: Table | None, steps: int) -> dict[str, np.ndarray]:

@@ -79,6 +79,12 @@ class Preprocessing:
         stacked[incomplete[row]] = drawn.reshape(-1, x.shape[1])
         return preprocessing, TrainingRows(stacked, row, 1 / copies[row] if count > 1 else None)
 
+    @staticmethod
+    def without_dependence(encoding: Encoding) -> Preprocessing:
+        """An encoding, and independent columns of mean 0 and variance 1, as standardised numbers have them."""
+        size = len(encoding.features)
+        return Preprocessing(encoding, ColumnGaussian(np.zeros(size), np.zeros((size, 0)), np.ones(size)))
+
     def unseen(self, table: Table) -> dict[str, int]:
         """For each categorical column, how many values did not occur in training; columns without any are left out."""
         return self.encoding.unseen(table)
@@ -148,6 +154,11 @@ class Inputs:
             self.filled = x.copy()
             self.filled[self.incomplete] = preprocessing.columns.fill(x[self.incomplete])
         self.missing = preprocessing.encoding.count_missing(x)
+
+    @property
+    def encoded(self) -> np.ndarray:
+        """The inputs as they are encoded, NaN where missing."""
+        return self._x
 
     def draws(self, among: np.ndarray | None = None) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """The incomplete rows (those of them that are `among` these places), a chunk at a time.

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 from scipy.special import gammaln, pdtrik
+from scipy.stats import rankdata
 
 from .. import metrics
 from ..numerics.programs import compiled
@@ -26,10 +27,29 @@ def _class_metrics(probabilities: Any, labels: Any) -> dict[str, Any]:
 
 
 def score_classes(probabilities: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """NLL (nats), accuracy, Brier score and expected calibration error of class probabilities."""
+    """NLL (nats), accuracy, Brier score and ECE of class probabilities; for two classes the AUROC, too."""
     with jax.enable_x64(True):
         values = _class_metrics(np.asarray(probabilities, float), np.asarray(labels))
-    return {name: float(value) for name, value in values.items()}
+    scores = {name: float(value) for name, value in values.items()}
+    if probabilities.shape[1] == 2 and len(np.unique(labels)) == 2:
+        scores["auroc"] = auroc(probabilities[:, 1], labels == 1)
+    return scores
+
+
+def auroc(score: np.ndarray, positive: np.ndarray) -> float:
+    """The probability that a positive row has a higher score than a negative one, ties counted half.
+
+    >>> auroc(np.array([0.1, 0.4, 0.35, 0.8]), np.array([False, False, True, True]))
+    0.75
+    """
+    count, others = int(positive.sum()), int((~positive).sum())
+    return float((rankdata(score)[positive].sum() - count * (count + 1) / 2) / (count * others))
+
+
+def class_losses(probabilities: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """−log p of every row's class."""
+    chosen = probabilities[np.arange(len(labels)), labels]
+    return -np.log(np.maximum(chosen, np.finfo(float).tiny))
 
 
 def class_frequencies(labels: np.ndarray, classes: int, rows: int) -> np.ndarray:
@@ -55,6 +75,13 @@ def score_numbers(y: np.ndarray, mean: np.ndarray, low: np.ndarray, high: np.nda
 def score_gaussian(y: np.ndarray, mean: Any, std: Any, degrees_of_freedom: float = math.inf) -> dict[str, float]:
     """The metrics of `score_numbers` for Gaussian predictions, or Student-t ones with this location and scale."""
     mean, std = np.broadcast_to(mean, y.shape), np.broadcast_to(std, y.shape)
+    low, high = metrics.interval(mean, std, degrees_of_freedom=degrees_of_freedom)
+    return score_numbers(y, mean, low, high, float(np.mean(gaussian_losses(y, mean, std, degrees_of_freedom))))
+
+
+def gaussian_losses(y: np.ndarray, mean: Any, std: Any, degrees_of_freedom: float = math.inf) -> np.ndarray:
+    """−log density of every value, normal or Student-t with this location and scale."""
+    mean, std = np.broadcast_to(mean, y.shape), np.broadcast_to(std, y.shape)
     squares = ((y - mean) / std) ** 2
     if degrees_of_freedom == math.inf:
         losses = 0.5 * squares + 0.5 * math.log(2 * math.pi)
@@ -62,8 +89,7 @@ def score_gaussian(y: np.ndarray, mean: Any, std: Any, degrees_of_freedom: float
         half = degrees_of_freedom / 2
         constant = math.lgamma(half) - math.lgamma(half + 0.5) + 0.5 * math.log(2 * half * math.pi)
         losses = (half + 0.5) * np.log1p(squares / (2 * half)) + constant
-    low, high = metrics.interval(mean, std, degrees_of_freedom=degrees_of_freedom)
-    return score_numbers(y, mean, low, high, float(np.mean(losses + np.log(std))))
+    return losses + np.log(std)
 
 
 def predict_numbers(estimator: Any, x: np.ndarray, task: str) -> dict[str, np.ndarray]:
@@ -88,6 +114,16 @@ def count_interval(draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def score_poisson_baseline(y: np.ndarray, rate: float) -> dict[str, float]:
     """The baseline for counts: every row gets the Poisson distribution of the training mean."""
-    low, high = np.ceil(pdtrik([0.05, 0.95], rate)).clip(0)  # The least counts that reach these probabilities.
-    nll = float(np.mean(rate - y * math.log(rate) + gammaln(y + 1)))
-    return score_numbers(y, np.full(len(y), rate), np.full(len(y), low), np.full(len(y), high), nll)
+    rates = np.full(len(y), rate)
+    return score_numbers(y, rates, *poisson_interval(rates), float(np.mean(poisson_losses(y, rates))))
+
+
+def poisson_interval(rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The 90 % interval of a Poisson distribution: the least counts that reach 5 and 95 %."""
+    low, high = (np.ceil(pdtrik(level, rate)).clip(0) for level in (0.05, 0.95))
+    return low, high
+
+
+def poisson_losses(y: np.ndarray, rate: np.ndarray) -> np.ndarray:
+    """−log p of every count under its Poisson distribution."""
+    return rate - y * np.log(rate) + gammaln(y + 1)

@@ -26,8 +26,8 @@ from ..tables.tables import InputError
 from .preprocess import Preprocessing
 from .run import Run
 
-FORMAT = 2
-_FORMATS = (1, 2)  # Runs of format 1 have no manifest.
+FORMAT = 3
+_FORMATS = (1, 2, 3)  # Runs of format 1 have no manifest, those before 3 no structure.
 KIND = "bayesrule run"
 MANIFEST = "manifest.json"
 """In a run: the SHA-256 digest of every file that `load_run` reads, by which a damaged file is found."""
@@ -108,7 +108,10 @@ def save(run: Run, folder: Path) -> None:
         _write_json(folder / "preprocessing.json", asdict(run.encoding.encoding))
         write(folder / "filling.npz", {**asdict(run.encoding.columns), "seed": run.encoding.seed})
     _write_json(folder / "metrics.json", run.metrics)
-    write(folder / "results.npz", {name: dict(getattr(run, name)) for name in _ARRAYS} | {"weights": run.weights})
+    write(
+        folder / "results.npz",
+        {name: dict(getattr(run, name)) for name in _ARRAYS} | {"weights": run.weights, "structure": run.structure},
+    )
     description = {
         "kind": KIND,
         "format": FORMAT,
@@ -249,10 +252,9 @@ def _load_preprocessing(folder: Path) -> Preprocessing | None:
         return None
     encoding = Encoding(**json.loads((folder / "preprocessing.json").read_text(encoding="utf-8")))
     if not (folder / "filling.npz").exists():
-        # Earlier versions wrote none where nothing was missing in training. Standardised numbers have mean 0 and
-        # variance 1, and nothing is known about how they depend on one another.
-        size = len(encoding.features)
-        return Preprocessing(encoding, ColumnGaussian(np.zeros(size), np.zeros((size, 0)), np.ones(size)))
+        # Earlier versions wrote none where nothing was missing in training, and nothing is known about how columns
+        # depend on one another.
+        return Preprocessing.without_dependence(encoding)
     saved = read(folder / "filling.npz")
     if "attributes" in saved:  # Earlier versions wrote the attributes of a factor analysis.
         factors = saved["attributes"]

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ..estimators.registry import build_estimator, default_model, estimator_name
+from ..estimators.registry import build_estimator, default_model, estimator_name, title
 from ..tables import tasks
 from ..tables.guess_columns import describe_columns
 from ..tables.tables import Column, InputError, Table, number_label
 from ..tables.time_order import irregularities, order_by_time
 from . import average, score
+from .data_checks import find_warnings
 from .explain import add_explanations
-from .preprocess import Inputs, Preprocessing
+from .folds import check_folds
+from .preprocess import Inputs, Preprocessing, TrainingRows
 from .redraw import redraw
+from .references import (
+    TREES,
+    Scored,
+    are_trees_quick,
+    describe_baseline,
+    predict_baseline,
+    predict_trees,
+    score_predictions,
+)
 from .run import Run
+from .train_structure import is_without_target, resolve_structure_config, train_structure
 from .versions import versions
 from .watch import Progress, Watcher
 
@@ -32,6 +45,7 @@ def train(
     folder: Path | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     log: Callable[[str], None] = lambda message: None,
+    references: bool = False,
 ) -> Run:
     """Fit an estimator to a table.
 
@@ -41,9 +55,17 @@ def train(
         folder: where fits are saved while they run, and resumed from; None saves nothing.
         on_progress: called with the progress of every fit.
         log: called with messages for the user, such as what was guessed.
+        references: whether stronger baselines are fitted to the same rows, too: a linear model and boosted trees.
     """
     began = time.perf_counter()
     all_rows = table
+    watcher = Watcher(folder, on_progress)
+    if is_without_target(config):
+        config, notes = resolve_structure_config(table, config)
+        notes = [*table.notes, *notes]
+        for line in [*notes, *describe_columns(all_rows.columns)]:
+            log(line)
+        return _complete(train_structure(table, config, watcher, log, split), all_rows, notes, began)
     table, target, config, notes = resolve_config(table, config)
     notes = [*table.notes, *notes]
     for line in [*notes, *describe_columns(all_rows.columns)]:
@@ -54,19 +76,32 @@ def train(
     if config["task"] == "sequence":
         from .train_sequence import train_sequence
 
-        run = train_sequence(table, target, config, Watcher(folder, on_progress))
+        run = train_sequence(table, target, config, watcher)
     else:
-        run = _train_rows(table, target, config, Watcher(folder, on_progress), log)
+        run = _train_rows(table, target, config, watcher, log, references)
         # Rows without a target were dropped before; a run's row numbers are those of the file.
         row_in_file = np.flatnonzero(~all_rows.columns[target.name].missing)
         for part in (run.test, run.influence):
             if "row" in part:
                 part["row"] = row_in_file[part["row"]]
+    run.summary["target"] |= {"guess": target.guess, "note": target.note}
+    return _complete(run, all_rows, notes, began)
+
+
+def check_config(table: Table, config: dict[str, Any]) -> None:
+    """Raise if the settings do not fit the table."""
+    if is_without_target(config):
+        resolve_structure_config(table, config)
+    else:
+        resolve_config(table, config)
+
+
+def _complete(run: Run, table: Table, notes: list[str], began: float) -> Run:
+    """A run with what was guessed, the source of its data, versions and time."""
     run.summary["guesses"] = notes
     run.summary["source"] = table.source
-    run.summary["target"] |= {"guess": target.guess, "note": target.note}
     # By these the columns of other files are read alike.
-    run.summary["formats"] = {name: column.format for name, column in all_rows.columns.items() if column.format}
+    run.summary["formats"] = {name: column.format for name, column in table.columns.items() if column.format}
     run.versions = versions()
     run.seconds["fit"] = round(time.perf_counter() - began, 2)
     return run
@@ -101,6 +136,10 @@ def resolve_config(table: Table, config: dict[str, Any]) -> tuple[Table, Column,
         raise InputError(f"There is no task {config['task']!r}: the tasks are {', '.join(tasks.TASKS)}.")
     tasks.check_task(config["task"], target, explicit=explicit)
     if config["task"] == "sequence":
+        if config.get("cv") is not None:
+            raise InputError(
+                "--cv is for tables of independent rows; of a sequence the last part is forecast: leave it out."
+            )
         if config.get("time") is None:
             notes.append("the rows are in the order of time (--time names a column of times)")
         notes += irregularities(order_by_time(table, config.get("time"))[1])
@@ -127,6 +166,8 @@ def resolve_config(table: Table, config: dict[str, Any]) -> tuple[Table, Column,
                 else "{1} classes of {0!r} have one row, which is"
             )
             notes.append(f"{what.format(name, single)} trained on: the held-out rows say nothing about it")
+    if config.get("cv") is not None:
+        check_folds(config["cv"], table.rows)
     config |= {"target": name, "model": config.get("model") or default_model(config["task"])}
     for setting, default in {"recipe": None, "params": {}, "seed": 0, "test_size": 0.2}.items():
         config.setdefault(setting, default)
@@ -167,52 +208,106 @@ def split(rows: int, config: dict[str, Any], labels: np.ndarray | None = None) -
     return np.sort(order[test_count:]), np.sort(order[:test_count])
 
 
-def _train_rows(
-    table: Table, target: Column, config: dict[str, Any], watcher: Watcher, log: Callable[[str], None]
-) -> Run:
-    """Fit and score an estimator whose rows are independent."""
-    task = config["task"]
-    classes, y = _encode_target(target, task)
-    train_rows, test_rows = split(table.rows, config, y if classes else None)
-    y_train, y_test = y[train_rows], y[test_rows]
-    names = [name for name in table.columns if name != target.name]
-    name = estimator_name(task, config["model"])
+@dataclass
+class PreparedRows:
+    """An estimator and the training rows, encoded, that it is to be fitted to.
+
+    Args:
+        estimator: not fitted yet.
+        preprocessing: from a table to its inputs, fitted to the training rows.
+        training: the rows as they are fitted, those with missing inputs several times.
+        inputs: the inputs of the training rows.
+        y: their targets, numbers or codes of classes.
+    """
+
+    estimator: Any
+    preprocessing: Preprocessing
+    training: TrainingRows
+    inputs: Inputs
+    y: np.ndarray
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """The inputs of the training rows, NaN where missing."""
+        return self.inputs.encoded
+
+
+def prepare_rows(table: Table, y: np.ndarray, config: dict[str, Any], classes: list[str]) -> PreparedRows:
+    """Encode training rows for the estimator of these settings.
+
+    Args:
+        table: the training rows.
+        y: their targets, numbers or codes of classes.
+        config: complete settings, as `resolve_config` makes them.
+        classes: the labels of the classes; none where numbers are predicted.
+    """
+    name = estimator_name(config["task"], config["model"])
     estimator = build_estimator(name, config["recipe"], config["params"], config["seed"])
-    train_table = table.take(train_rows)
-    target_columns = _target_columns(y_train, task, len(classes))
+    names = [name for name in table.columns if name != config["target"]]
+    target_columns = _target_columns(y, config["task"], len(classes))
     preprocessing, training = Preprocessing.fit(
-        train_table, names, target_columns, config["seed"], estimator.draws_of_missing_inputs
+        table, names, target_columns, config["seed"], estimator.draws_of_missing_inputs
     )
-    columns = preprocessing.encoding.columns
-    for column in columns:
-        if column.get("note"):
-            log(f"{column['name']!r}: {column['note']}")
-    inputs, test_inputs = preprocessing.inputs(train_table), preprocessing.inputs(table.take(test_rows))
-    remarks = _describe_missing(columns, inputs, test_inputs)
-    for remark in remarks:
-        log(remark)
-    # The watcher runs the estimator's fits, and has to know whether their bounds can be shown as log evidences.
-    estimator._watcher = watcher
-    watcher.bound_is_evidence = estimator._bound_is_evidence
-    if hasattr(estimator, "with_posterior"):
-        watcher.heldout = lambda q: _score(estimator.with_posterior(q), test_inputs, y_test, task, classes)[0]["nll"]
+    return PreparedRows(estimator, preprocessing, training, preprocessing.inputs(table), y)
+
+
+def fit_rows(prepared: PreparedRows, config: dict[str, Any]) -> None:
+    """Fit the estimator to the training rows; inputs that are missing are drawn again as often as it asks for."""
+    estimator, training, y = prepared.estimator, prepared.training, prepared.y
     weights = {} if training.weight is None else {"sample_weight": training.weight}
     try:
-        estimator.fit(training.x, y_train[training.row], **weights)
-        for number in range(estimator.refits_with_missing_inputs if inputs.missing else 0):
-            training = redraw(estimator, training, inputs, y_train, config["seed"] + number)
-            estimator.fit(training.x, y_train[training.row], **weights)
+        estimator.fit(training.x, y[training.row], **weights)
+        for number in range(estimator.refits_with_missing_inputs if prepared.inputs.missing else 0):
+            training = redraw(estimator, training, prepared.inputs, y, config["seed"] + number)
+            estimator.fit(training.x, y[training.row], **weights)
     except TypeError as error:
         if not config["params"]:
             raise
         raise InputError(
-            f"{name} could not be fitted, perhaps because one of the parameters {config['params']} has the wrong type: "
-            f"{error}."
+            f"{type(estimator).__name__} could not be fitted, perhaps because one of the parameters "
+            f"{config['params']} has the wrong type: {error}."
         ) from error
-    model_metrics, predictions = _score(estimator, test_inputs, y_test, task, classes)
-    baseline_metrics, baseline_name = _score_baseline(y_train, y_test, task, classes)
+    prepared.training = training
+
+
+def _train_rows(
+    table: Table,
+    target: Column,
+    config: dict[str, Any],
+    watcher: Watcher,
+    log: Callable[[str], None],
+    references: bool,
+) -> Run:
+    """Fit and score an estimator whose rows are independent."""
+    task = config["task"]
+    classes, y = encode_target(target, task)
+    train_rows, test_rows = split(table.rows, config, y if classes else None)
+    y_train, y_test = y[train_rows], y[test_rows]
+    prepared = prepare_rows(table.take(train_rows), y_train, config, classes)
+    estimator, preprocessing, inputs = prepared.estimator, prepared.preprocessing, prepared.inputs
+    columns = preprocessing.encoding.columns
+    for column in columns:
+        if column.get("note"):
+            log(f"{column['name']!r}: {column['note']}")
+    test_inputs = preprocessing.inputs(table.take(test_rows))
+    remarks = _describe_missing(columns, inputs, test_inputs)
+    for remark in remarks:
+        log(remark)
+    warnings = find_warnings(table, target.name, columns, y, classes, train_rows, test_rows)
+    for warning in warnings:
+        log(f"warning: {warning['finding']}")
+    # The watcher runs the estimator's fits, and has to know whether their bounds can be shown as log evidences.
+    estimator._watcher = watcher
+    watcher.bound_is_evidence = estimator._bound_is_evidence
+    if hasattr(estimator, "with_posterior"):
+        watcher.heldout = lambda q: float(
+            predict_held_out(estimator.with_posterior(q), test_inputs, y_test, task, classes).losses.mean()
+        )
+    fit_rows(prepared, config)
+    predicted = predict_held_out(estimator, test_inputs, y_test, task, classes)
+    baseline = predict_baseline(y_train, y_test, task, len(classes))
     run = Run(
-        config={**config, "estimator": name},
+        config={**config, "estimator": type(estimator).__name__},
         summary={
             "rows": table.rows,
             "train_rows": len(train_rows),
@@ -221,17 +316,47 @@ def _train_rows(
             "target": _summarize_target(target, y, classes),
             "features": preprocessing.encoding.features,
             "missing": remarks,
+            "warnings": warnings,
         },
         estimator=estimator,
         encoding=preprocessing,
-        metrics={"model": model_metrics, "baseline": baseline_metrics, "baseline_name": baseline_name},
+        metrics={
+            "model": score_predictions(y_test, predicted),
+            "baseline": score_predictions(y_test, baseline),
+            "baseline_name": describe_baseline(task),
+        },
         classes=classes,
         trace=watcher.trace(),
         fits=watcher.first_steps(),
-        test={"row": test_rows, "y": y_test, **predictions},
+        test={"row": test_rows, "y": y_test, **predicted.values},
     )
-    add_explanations(run, watcher, training, inputs, y_train, train_rows)
+    add_explanations(run, watcher, prepared.training, inputs, y_train, train_rows)
+    if references:
+        for name, model, other in _predict_references(prepared, test_inputs, y_test, config, classes):
+            differences = predicted.losses - other.losses
+            error = float(np.std(differences, ddof=1) / np.sqrt(len(differences))) if len(differences) > 1 else None
+            scored = {"name": name, "model": model, "metrics": score_predictions(y_test, other)}
+            scored["difference"] = [float(differences.mean()), error]
+            run.metrics.setdefault("references", []).append(scored)
     return run
+
+
+def _predict_references(
+    prepared: PreparedRows, test_inputs: Inputs, y_test: np.ndarray, config: dict[str, Any], classes: list[str]
+) -> Iterator[tuple[str, str, Scored]]:
+    """Stronger baselines on the same rows: a linear model where the fitted one is not, and boosted trees if quick.
+
+    Yields the name of each, the value of `--model` that fits it (empty for trees), and its predictions.
+    """
+    task = config["task"]
+    if config["model"] != "linear":
+        kind = estimator_name(task, "linear")
+        linear = replace(prepared, estimator=build_estimator(kind, None, {}, config["seed"]))
+        fit_rows(linear, {**config, "params": {}})
+        yield title(kind), "linear", predict_held_out(linear.estimator, test_inputs, y_test, task, classes)
+    if are_trees_quick(prepared.matrix, len(classes)):
+        arrays = prepared.matrix, prepared.y, test_inputs.encoded, y_test
+        yield TREES, "", predict_trees(*arrays, task, len(classes), config["seed"])
 
 
 def _target_columns(y: np.ndarray, task: str, classes: int) -> np.ndarray:
@@ -256,7 +381,7 @@ def _describe_missing(columns: list[dict[str, Any]], training: Inputs, held_out:
     return remarks
 
 
-def _encode_target(target: Column, task: str) -> tuple[list[str], np.ndarray]:
+def encode_target(target: Column, task: str) -> tuple[list[str], np.ndarray]:
     """The labels of the classes (none where numbers are predicted), and the target as numbers or class codes."""
     if task not in ("binary", "classes"):
         return [], np.asarray(target.numbers, float)
@@ -283,30 +408,13 @@ def _summarize_target(target: Column, y: np.ndarray, classes: list[str]) -> dict
     }
 
 
-def _score(
-    estimator: Any, inputs: Inputs, y: np.ndarray, task: str, classes: list[str]
-) -> tuple[dict[str, float], dict[str, np.ndarray]]:
-    """Metrics on held-out rows, and the predictions for them."""
+def predict_held_out(estimator: Any, inputs: Inputs, y: np.ndarray, task: str, classes: list[str]) -> Scored:
+    """The predictions of held-out rows by a fitted estimator, and the loss of each, −log p(y | x)."""
     if classes:
         probabilities = average.predict_classes(estimator, inputs)
-        return score.score_classes(probabilities, y), {"probabilities": probabilities}
+        return Scored({"probabilities": probabilities}, score.class_losses(probabilities, y))
     predictions = average.predict_numbers(estimator, inputs, task)
     if task == "counts":
-        nll = -float(np.mean(average.log_predictive(estimator, inputs, y)))
-        return score.score_numbers(y, predictions["mean"], predictions["low"], predictions["high"], nll), predictions
+        return Scored(predictions, -average.log_predictive(estimator, inputs, y))
     freedom = score.degrees_of_freedom(estimator)
-    return score.score_gaussian(y, predictions["mean"], predictions["std"], freedom), predictions
-
-
-def _score_baseline(
-    y_train: np.ndarray, y_test: np.ndarray, task: str, classes: list[str]
-) -> tuple[dict[str, float], str]:
-    """Metrics of a prediction that ignores the features, and what it is called."""
-    if classes:
-        probabilities = score.class_frequencies(y_train, len(classes), len(y_test))
-        return score.score_classes(probabilities, y_test), "the classes' frequencies in training"
-    if task == "counts":
-        metrics = score.score_poisson_baseline(y_test, float(y_train.mean()))
-        return metrics, "a Poisson distribution with the training mean"
-    metrics = score.score_gaussian(y_test, y_train.mean(), y_train.std())
-    return metrics, "a Gaussian with the training mean and deviation"
+    return Scored(predictions, score.gaussian_losses(y, predictions["mean"], predictions["std"], freedom))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Any
 
 import numpy as np
@@ -11,11 +10,11 @@ import numpy as np
 from ...runs.run import Run
 from ..format_numbers import count, counted, mean_and_std, number, trimmed
 from ..markup import Markup, clean, join, tag, user_text
-from .layout import table
+from .layout import mark_options, table
 
 SHOWN_COLUMNS = 40
 READING = ("missing", "decimal", "date_format", "sheet", "columns")
-SETTINGS = ("data", "target", "task", "model", "recipe", "time", "test_size", "seed", *READING, "params")
+SETTINGS = ("data", "target", "task", "model", "recipe", "time", "test_size", "cv", "seed", *READING, "params")
 
 
 def render_data(run: Run) -> Markup | None:
@@ -32,7 +31,7 @@ def render_data(run: Run) -> Markup | None:
         facts.append(
             tag("div", tag("dt", "inputs of the model"), tag("dd", count(len(summary["features"]))), class_="fact")
         )
-    guesses = [tag("li", _options(str(each))) for each in summary.get("guesses") or ()]
+    guesses = [tag("li", mark_options(str(each))) for each in summary.get("guesses") or ()]
     return join(
         tag("dl", facts, class_="facts"),
         join(tag("p", "What was guessed; options of the command line change it:"), tag("ul", guesses))
@@ -41,12 +40,6 @@ def render_data(run: Run) -> Markup | None:
         [tag("p", f"{remark[:1].upper()}{remark[1:]}.") for remark in map(str, summary.get("missing") or ())],
         _columns(columns, summary.get("target")) if columns else None,
     )
-
-
-def _options(text: str) -> Markup:
-    """Text in which options of the command line are set as code and are not broken across lines."""
-    parts = re.split(r"(--[\w-]+)", text)
-    return join([tag("code", part, class_="option") if part.startswith("--") else part for part in parts])
 
 
 def _columns(columns: list[dict[str, Any]], target: dict[str, Any] | None) -> Markup:
@@ -70,7 +63,7 @@ def _columns(columns: list[dict[str, Any]], target: dict[str, Any] | None) -> Ma
     kept = [index for index in range(5) if index < 3 or any(line[index] not in ("", "–") for line in lines)]
     cells = [[line[index] for index in kept] for line in lines]
     numbers = (3,) if 3 in kept else ()
-    return join(table([heads[index] for index in kept], cells, numbers=numbers, css_class="columns"), words)
+    return join(table([heads[index] for index in kept], cells, numbers=numbers, css_class="columns stack"), words)
 
 
 def _column(each: dict[str, Any]) -> list[Any]:
@@ -113,17 +106,20 @@ def render_reproduction(run: Run) -> Markup | None:
     settings = {key: run.config[key] for key in SETTINGS if run.config.get(key) not in (None, {}, [])}
     lines = "\n".join(_yaml(settings))
     times = [f"{clean(part).replace('_', ' ')} {trimmed(value, 3)} s" for part, value in run.seconds.items()]
-    versions = [f"{name} {version}" for name, version in run.versions.items() if version != "unknown"]
     return join(
         tag("p", "The configuration, as a file for ", tag("code", "bayesrule fit --config", class_="option"), ":")
         if lines
         else None,
         tag("pre", tag("code", lines), tabindex="0", aria_label="configuration") if lines else None,
-        tag("p", "Versions: ", ", ".join(clean(each) for each in versions), ".", class_="caption")
-        if versions
-        else None,
+        render_versions(run.versions),
         tag("p", "Time: ", ", ".join(times), ".", class_="caption") if times else None,
     )
+
+
+def render_versions(versions: dict[str, str]) -> Markup | None:
+    """The versions of the software, those that are known."""
+    known = [f"{name} {version}" for name, version in versions.items() if version != "unknown"]
+    return tag("p", "Versions: ", ", ".join(clean(each) for each in known), ".", class_="caption") if known else None
 
 
 def _yaml(values: dict[str, Any], indent: int = 0) -> list[str]:

@@ -14,6 +14,7 @@ from ..format_numbers import counted, number, percent
 from ..held_out_rows import class_predictions, task
 from ..markup import Markup, join, tag, user_text
 from ..measures import measure, winner
+from .structure import summarize_structure
 
 MAIN_MEASURE = {"binary": "accuracy", "classes": "accuracy", "regression": "rmse", "counts": "rmse", "sequence": "rmse"}
 
@@ -36,6 +37,8 @@ def model_name(run: Run) -> str:
 
 def plain_title(run: Run) -> str:
     """The page's title, as plain text."""
+    if run.structure:
+        return f"{summarize_structure(run)} in {source_name(run)}"
     verb = "Forecasting" if task(run) == "sequence" else "Predicting"
     return f"{verb} {target_name(run)} from {source_name(run)}"
 
@@ -54,7 +57,8 @@ def render_headline(run: Run) -> Markup:
 def result(run: Run) -> Markup | None:
     """The scores on the held-out rows next to the baseline's, and whether the uncertainty is calibrated."""
     model, baseline = run.metrics.get("model") or {}, run.metrics.get("baseline") or {}
-    parts = [_score(key, model, baseline) for key in (MAIN_MEASURE.get(task(run), "accuracy"), "nll")]
+    keys = (MAIN_MEASURE.get(task(run), "accuracy"), "nll", "log_density", "perplexity")
+    parts = [_score(key, model, baseline) for key in keys]
     parts.append(_calibration(run, model))
     present = [part for part in parts if part]
     if not present:
@@ -72,8 +76,9 @@ def _score(key: str, model: dict[str, Any], baseline: dict[str, Any]) -> str:
         return ""
     known = measure(key)
     name = known.name if known.name.isupper() else known.name.lower()
+    unit = " nats" if key in ("nll", "log_density") else ""
     reference = f" (baseline {known.format(baseline[key])})" if baseline.get(key) is not None else ""
-    return f"{name} {known.format(model[key])}{' nats' if key == 'nll' else ''}{reference}"
+    return f"{name} {known.format(model[key])}{unit}{reference}"
 
 
 def _calibration(run: Run, model: dict[str, Any]) -> str:
@@ -111,6 +116,8 @@ def _title(run: Run) -> Markup:
         return join("Forecasting ", target, " from its past in ", source)
     used = [each for each in run.summary.get("columns") or () if each.get("used", True)]
     columns = len(used) or len(run.summary.get("features") or ())
+    if run.structure:
+        return join(f"{summarize_structure(run)} in {counted(columns, 'column')} of ", source)
     return join("Predicting ", target, f" from {counted(columns, 'column')} of " if columns else " from ", source)
 
 

@@ -25,7 +25,7 @@ from ..svg import Tick
 from .headline import target_name
 from .layout import figure, legend, table
 
-SHOWN_ROWS, SHOWN_HISTORY, SHOWN_CLASSES = 200, 300, 12
+SHOWN_ROWS, SHOWN_RESIDUALS, SHOWN_HISTORY, SHOWN_CLASSES = 200, 500, 300, 12
 
 
 def render_predictions(run: Run) -> Markup | None:
@@ -47,7 +47,23 @@ def _intervals(run: Run, rows: NumericPredictions) -> Markup:
         f" {count(missed)} of {counted(len(rows.y), 'row')} ({percent(missed / len(rows.y))}) are outside their ",
         f"interval; about 10 % should be.{subset}",
     )
-    return figure(charts.sorted_intervals(rows, shorten(target_name(run), 40), SHOWN_ROWS), words, wide=True)
+    name = shorten(target_name(run), 40)
+    return join(
+        figure(charts.sorted_intervals(rows, name, SHOWN_ROWS), words, wide=True),
+        _residuals(rows, name) if len(rows.y) > 2 else None,
+    )
+
+
+def _residuals(rows: NumericPredictions, name: str) -> Markup:
+    words = join(
+        legend("ink dot", "error"),
+        legend("orange dot", "outside the interval"),
+        legend("blue soft", "90 % interval"),
+        legend("blue", "median of the errors") if len(rows.y) >= 75 else None,
+        " Errors against predictions. They should lie around zero everywhere: a bend of the median means that the "
+        "model misses a curve, a funnel that the noise is not the same everywhere.",
+    )
+    return figure(charts.residuals_by_prediction(rows, name, SHOWN_RESIDUALS), words, wide=True)
 
 
 def _forecast(run: Run, rows: NumericPredictions) -> Markup:

@@ -20,6 +20,7 @@ FACTS = {
     "log_evidence": "Log evidence, nats",
     "prior_precision": "Prior precision",
     "noise": "Noise variance",
+    "degrees_of_freedom": "Degrees of freedom",
     "steps": "Steps",
     "reason": "Stopped because",
 }
