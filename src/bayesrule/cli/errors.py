@@ -7,27 +7,16 @@ import gc
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, TypeVar
 
 import typer
+
+from ..numerics.disk_cache import default_folder, has_accelerator_plugin
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEBUG = typer.Option("--debug", help="Show where an error came from.")
 EXIT_CODES = "Exit codes: 0 success, 1 failure (or a failed check), 2 wrong input, 130 interrupted."
-
-
-def cache_folder() -> Path:
-    """The user's cache folder for this program."""
-    home = Path.home()
-    if sys.platform == "darwin":
-        base = home / "Library" / "Caches"
-    elif sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local"))
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
-    return base / "bayesrule"
 
 
 def configure_jax() -> None:
@@ -47,9 +36,9 @@ def configure_jax() -> None:
         return
     # Tracing makes many small objects that live as long as the program; frequent garbage collection costs a second.
     gc.set_threshold(200_000, 20, 20)
-    if not _has_accelerator_plugin():
+    if not has_accelerator_plugin():  # Then JAX need not search for devices, which takes a second.
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    folder = cache_folder() / "jax"
+    folder = default_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:  # The home directory cannot be written to, and every run compiles.
@@ -59,14 +48,6 @@ def configure_jax() -> None:
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
     # 3 leaves out errors, which XLA raises as well where they are not the ones above; 2 leaves out warnings.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3" if os.environ.get("JAX_PLATFORMS") == "cpu" else "2")
-
-
-def _has_accelerator_plugin() -> bool:
-    """Whether a GPU or TPU plugin is installed; without one JAX need not search for devices, which takes a second."""
-    from importlib.util import find_spec
-
-    plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu", "jax_plugins")
-    return any(find_spec(name) is not None for name in plugins)
 
 
 def one_line_errors(command: Command) -> Command:

@@ -21,7 +21,7 @@ _LEAST_SECONDS = 0.05  # Programs that compile in less time are not worth a file
 
 
 def default_folder() -> Path:
-    """The folder of the user's caches, by the operating system's convention; the command line has the same."""
+    """The folder of compiled programs among the user's caches, by the operating system's convention."""
     home = Path.home()
     if sys.platform == "darwin":
         base = home / "Library" / "Caches"
@@ -92,9 +92,14 @@ def quiet_workers() -> None:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-def _has_only_cpu() -> bool:
+def has_accelerator_plugin() -> bool:
+    """Whether a plugin of JAX for a GPU or TPU is installed."""
     plugins = ("jax_cuda12_plugin", "jax_cuda13_plugin", "libtpu", "jax_plugins")
-    return os.environ.get("JAX_PLATFORMS") == "cpu" or not any(find_spec(name) for name in plugins)
+    return any(find_spec(name) is not None for name in plugins)
+
+
+def _has_only_cpu() -> bool:
+    return os.environ.get("JAX_PLATFORMS") == "cpu" or not has_accelerator_plugin()
 
 
 def _is_worker() -> bool:
