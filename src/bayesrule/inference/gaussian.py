@@ -242,7 +242,8 @@ def _fit_at(
     decrement, good, new = _step(density, rate, at, here)
     while count < steps:
         rounding = 32 * eps * (1 + abs(loss))
-        if decrement < max(tolerance, rounding):
+        # Losses are differences of large numbers, the decrement is not: it is known to a part of their rounding error.
+        if decrement < max(tolerance, rounding / 16):
             return at, -loss, count, evaluations, True, False
         for _ in range(_HALVINGS):
             # Values are cheap beside Hessians: these are computed where the step may be taken.

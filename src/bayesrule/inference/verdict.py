@@ -32,6 +32,9 @@ REFINED = 0.8
 WORTH_REFINING = 0.03
 """Shifts of a mixture above this are corrected by its weights, where these can be relied on."""
 
+WORTH_MOVING = 0.05
+"""Shifts above this are corrected by moved draws: of many numbers chance alone shows one of nearly that size."""
+
 LEAST_EFFECTIVE = 200.0
 """How many draws the weighted ones must be worth, so that the shifts can be told from noise."""
 
@@ -118,7 +121,7 @@ def judge_by_moves(shift: Shift, names: list[str]) -> Judgement:
     """
     means, widths = np.abs(shift.mean), np.abs(shift.width)
     worst_mean, worst_width = int(np.argmax(means)), int(np.argmax(widths))
-    good = np.all(means + shift.mean_error <= MEAN_LIMIT) and np.all(widths + shift.width_error <= WIDTH_LIMIT)
+    good = max(means[worst_mean], widths[worst_width]) <= WORTH_MOVING
     return Judgement(
         "trust",
         "approximation" if good else "moves",
