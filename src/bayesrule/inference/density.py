@@ -71,7 +71,8 @@ class Density(eqx.Module):
     @property
     def dtype(self) -> Any:
         """The dtype in which θ is computed."""
-        return jnp.result_type(*jax.tree.leaves(self.like))
+        # NumPy's rule is as good for floating-point numbers, and this is asked before every evaluation.
+        return np.result_type(*(leaf.dtype for leaf in jax.tree.leaves(self.like)))
 
     @property
     def objective(self) -> Plain:
