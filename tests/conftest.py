@@ -60,15 +60,18 @@ def resident_bytes():
     return int(statm.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if statm.exists() else 0
 
 
-def release_programs():
-    """Drop every compiled program: each holds about a megabyte and a dozen memory maps.
+def release_programs(kept=0):
+    """Drop compiled programs: the library's but for those that were used last, or with `kept=0` all that there are.
 
-    The library bounds the number of its own programs; those of the tests themselves, eager operations of many shapes
-    among them, pile up. A program that another test needs again comes from the cache on disk where compiling it took
-    long.
+    A program of the library holds some ten megabytes, and most are of no use to a later test; the small ones of eager
+    operations, of which there are many more, hold little and are used again. What another test needs after all comes
+    from the cache on disk where compiling it took long.
     """
-    programs.release_programs()
-    jax.clear_caches()
+    with programs._lock:
+        while len(programs._programs) > kept:
+            programs._programs.popitem(last=False)
+    if not kept:
+        jax.clear_caches()
     gc.collect()
     if sys.platform == "linux":
         # The C library keeps what was freed unless it is asked to return it.
@@ -85,11 +88,22 @@ def pytest_collection_finish(session):
     gc.set_threshold(100_000, 20, 50)
 
 
+@pytest.fixture
+def compiled_as_users(monkeypatch):
+    """Let the library compile its own programs as it does for users, in tests that run longer than they compile.
+
+    XLA has read its flags long ago; the library looks whether they are there before it gives options of its own.
+    """
+    monkeypatch.setenv("XLA_FLAGS", "")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
     """Release compiled programs when the process has grown, or holds many maps (looked at once a file)."""
     if resident_bytes() > RESIDENT_LIMIT:
-        release_programs()
+        release_programs(kept=programs.CAPACITY // 4)
+        if resident_bytes() > 0.85 * RESIDENT_LIMIT:
+            release_programs()
     elif nextitem is None or nextitem.path != item.path:
         maps = Path("/proc/self/maps")
         if maps.exists() and maps.read_bytes().count(b"\n") > MAPS_LIMIT:

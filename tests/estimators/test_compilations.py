@@ -86,7 +86,7 @@ def compilations(monkeypatch):
     jax.monitoring.unregister_event_duration_listener(listen)
 
 
-ORDINARY = ("ridge", "logistic", "network, classes", "process, numbers", "mixture", "state space")
+ORDINARY = ("ridge", "logistic", "network, classes", "process, numbers", "mixture")
 
 
 def marked(name):

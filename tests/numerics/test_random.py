@@ -243,7 +243,7 @@ def permutation(count, start, turn):
     ("weak", "detecting_measures"),
     [
         (one_round, ["avalanche", "bits", "birthdays", "lagged", "serial"]),
-        (two_rounds, ["avalanche", "bits", "serial"]),
+        pytest.param(two_rounds, ["avalanche", "bits", "serial"], marks=pytest.mark.extended),
         (three_rounds, ["avalanche", "overlap"]),
         (late_word, ["overlap"]),
         (permutation, ["birthdays"]),

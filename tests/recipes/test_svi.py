@@ -91,7 +91,13 @@ def test_mini_batches_come_close_to_the_optimum():
 
 
 @pytest.mark.parametrize(
-    "order", [None, "parallel", ["z", ("weights", "components")], [("z", "weights"), "components"]]
+    "order",
+    [
+        None,
+        pytest.param("parallel", marks=pytest.mark.extended),
+        pytest.param(["z", ("weights", "components")], marks=pytest.mark.extended),
+        [("z", "weights"), "components"],
+    ],
 )
 def test_batches_and_weights_are_scaled_whatever_the_order(order):
     """After one whole step the weights' concentrations add up to the prior's and all rows', however they came."""
@@ -214,6 +220,7 @@ def test_words_are_the_best_choice_of_topics():
     assert_allclose(actual, expected, rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_weights_count_rows_twice():
     double = blr.fit(blr.vmp(), mixture(), None, {"y": np.concatenate([ROWS, ROWS[:50]])}, steps=8)
     weighted = blr.Weighted({"y": jnp.array(ROWS)}, 1.0 + (jnp.arange(150) < 50), 150)

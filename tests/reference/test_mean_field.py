@@ -114,7 +114,13 @@ def accelerated(curvature):
     )
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+# Those that others are like: another split of the data, or more weights.
+LONG = {"australian 1", "australian 3, wide prior", "logit, 120 weights, correlation .9"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.extended) if name in LONG else name for name in PROBLEMS]
+)
 def test_accelerated(name):
     make, most = PROBLEMS[name]
     problem = make()
