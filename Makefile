@@ -25,7 +25,7 @@ test: $(VENV)/dev.stamp
 ifeq ($(ARGS),)
 	$(BIN)/python -m pytest $(WITHOUT_TORCH)
 	$(BIN)/python -m pytest tests/interop/test_torch.py src/bayesrule/interop
-	XLA_FLAGS= $(BIN)/python -m pytest -m as_users $(WITHOUT_TORCH)
+	XLA_FLAGS= $(BIN)/python -m pytest -m as_users $$(grep -rl --include='*.py' mark.as_users tests)
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif

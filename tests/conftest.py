@@ -90,11 +90,12 @@ def pytest_collection_finish(session):
 
 @pytest.fixture
 def compiled_as_users(monkeypatch):
-    """Let the library compile its own programs as it does for users, in tests that run longer than they compile.
+    """Let the library compile its own programs as it does small ones for users: for tests that run long.
 
     XLA has read its flags long ago; the library looks whether they are there before it gives options of its own.
     """
     monkeypatch.setenv("XLA_FLAGS", "")
+    monkeypatch.setattr(programs, "SMALL", 2**30)
 
 
 @pytest.hookimpl(trylast=True)

@@ -94,53 +94,57 @@ def imports(path):
     return actual
 
 
-IMPORTS = {name: imports(path) for name, path in MODULES.items() if name}
+@pytest.fixture(scope="module")
+def graph():
+    """What each module imports; read when a test needs it and not by every worker that collects the tests."""
+    return {name: imports(path) for name, path in MODULES.items() if name}
 
 
 def top_folder(module):
     return module.split(".")[0]
 
 
-@pytest.mark.parametrize("module", sorted(IMPORTS))
+@pytest.mark.parametrize("module", sorted(filter(None, MODULES)))
 def test_imports_point_down(module):
-    for other in IMPORTS[module]:
+    imported = imports(MODULES[module])
+    for other in imported:
         assert other, f"{module} imports all of bayesrule: name the module it needs."
-    unknown = {top_folder(name) for name in (module, *IMPORTS[module])} - LAYER.keys()
+    unknown = {top_folder(name) for name in (module, *imported)} - LAYER.keys()
     assert not unknown, f"new folders {unknown}: give each a layer in this test."
-    for other in IMPORTS[module]:
+    for other in imported:
         assert LAYER[top_folder(other)] <= LAYER[top_folder(module)], f"{module} imports {other}, which is built on it."
 
 
-def test_no_import_cycles():
+def test_no_import_cycles(graph):
     # A package's __init__ re-exports its own files; those import each other by file, not through it.
-    graph = {m: {o for o in others if o != m} for m, others in IMPORTS.items()}
+    others = {m: {o for o in others if o != m} for m, others in graph.items()}
     try:
-        TopologicalSorter(graph).prepare()
+        TopologicalSorter(others).prepare()
     except CycleError as error:
         pytest.fail(f"import cycle: {' → '.join(error.args[1])}")
 
 
-def test_rule_imports_no_particular_family():
-    used = {other for other in IMPORTS["rule.rule"] if top_folder(other) == "families"}
+def test_rule_imports_no_particular_family(graph):
+    used = {other for other in graph["rule.rule"] if top_folder(other) == "families"}
     assert used <= ABSTRACT_FAMILIES
 
 
-def test_families_import_only_lower_layers_and_each_other():
-    used = {top_folder(other) for module in IMPORTS if top_folder(module) == "families" for other in IMPORTS[module]}
+def test_families_import_only_lower_layers_and_each_other(graph):
+    used = {top_folder(other) for module in graph if top_folder(module) == "families" for other in graph[module]}
     assert used <= {"numerics", "steps", "families"}
 
 
-def test_rule_and_particular_families_meet_in_recipes_only():
-    for module, others in IMPORTS.items():
+def test_rule_and_particular_families_meet_in_recipes_only(graph):
+    for module, others in graph.items():
         particular = {o for o in others if top_folder(o) == "families"} - ABSTRACT_FAMILIES
         if particular and "rule.rule" in others:
             assert top_folder(module) in MEETING, f"{module} joins the rule to {particular}: that is for a recipe."
 
 
-def test_nothing_imports_the_command_line():
+def test_nothing_imports_the_command_line(graph):
     users = {
         m
-        for m, others in IMPORTS.items()
+        for m, others in graph.items()
         if top_folder(m) not in ("cli", "__main__") and "cli" in map(top_folder, others)
     }
     assert not users

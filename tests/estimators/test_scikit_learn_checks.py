@@ -23,6 +23,8 @@ LONG = {
     ("MLPClassifier", "check_class_weight_classifiers"),
     ("MLPRegressor", "check_regressor_data_not_an_array"),
 }
+# Fits of these run longer than they compile, with XLA's optimiser off.
+LONG_RUNS = ("LatentDirichletAllocation", "MLPClassifier", "MLPRegressor")
 
 
 def checks():
@@ -36,5 +38,7 @@ def checks():
 # The checks' data are noise, on which a fit need not converge, or have one class; both are said by a warning.
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning", "ignore:The posterior is improper")
 @pytest.mark.parametrize(("estimator", "check"), [*checks()])
-def test_default_settings(estimator, check):
+def test_default_settings(estimator, check, request):
+    if type(estimator).__name__ in LONG_RUNS:
+        request.getfixturevalue("compiled_as_users")
     check(estimator)

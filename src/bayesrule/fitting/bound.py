@@ -128,10 +128,10 @@ def judge_bound(rule: Rule, objective: AbstractObjective, state: State, data: Py
     chunk = max(1, min(samples, _MEMORY // max(1, _numbers(data) + _numbers(q))))
     how = {"over_outputs": over_outputs, "chunk": chunk}
     if judges.coarse is None:
-        at = lambda keys: _expectations(objective, q, data, aux, (judges.fine,), keys, **how)[0]
+        at = lambda keys: _expectations_by_draws(objective, q, data, aux, (judges.fine,), keys, **how)[0]
         return _average(at, key, max(1, most // samples))
     grids = judges.fine, judges.coarse
-    values = _expectations(objective, q, data, aux, grids, key[None], **how)
+    values = _expectations_on_grids(objective, q, data, aux, grids, key[None], **how)
     fine, coarse = (float(np.asarray(rows)[0, 0]) for rows in values)
     return Bound(fine, abs(fine - coarse))
 
@@ -193,7 +193,6 @@ def _measured_bounds(
     return jax.lax.map(bound, keys)
 
 
-@compiled(static=("over_outputs", "chunk"), rare=True)
 def _expectations(
     objective: AbstractObjective,
     q: Family,
@@ -209,6 +208,12 @@ def _expectations(
     average = _over_outputs if over_outputs else _over_theta
     at = lambda points: jax.lax.map(lambda key: average(objective, q, data, aux, points, key, chunk), keys)
     return [at(points) for points in kinds]
+
+
+# Grids are called once. Draws are taken until they are precise enough, which is most of the time of a small fit of
+# several classes, unless they are compiled as carefully as its steps are.
+_expectations_on_grids = compiled(static=("over_outputs", "chunk"), rare=True)(_expectations)
+_expectations_by_draws = compiled(static=("over_outputs", "chunk"))(_expectations)
 
 
 def _over_theta(
