@@ -164,6 +164,7 @@ def test_ridge_agrees_with_scikit_learns():
     np.testing.assert_allclose(std, theirs_std, rtol=5e-3)
 
 
+@pytest.mark.extended
 def test_the_strength_of_several_classes_maximizes_their_own_bound():
     """Laplace's method would choose a strength twice as large here, and lose 1.6 nats of the bound."""
     X, y = standardized(load_iris)
