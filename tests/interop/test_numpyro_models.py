@@ -25,6 +25,7 @@ from numpyro.infer.reparam import (  # noqa: E402  (skipped above where NumPyro 
 from numpyro.infer.util import log_density  # noqa: E402  (skipped above where NumPyro is missing)
 
 from bayesrule.interop import numpyro as bridge  # noqa: E402  (skipped above where NumPyro is missing)
+from bayesrule.interop.numpyro.sites import Outline, look, run  # noqa: E402  (skipped above where NumPyro is missing)
 
 KEY = jax.random.key(0)
 Y = jnp.asarray(np.random.default_rng(0).normal(1.0, 2.0, size=12))
@@ -228,3 +229,28 @@ def test_the_density_is_numpyros_with_the_jacobian(model, args, kwargs):
         ours, reference = both(jnp.asarray(point))
         assert np.isfinite(ours)
         assert_allclose(ours, reference, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("model", [simplex, random_walk], ids=lambda model: model.__name__)
+def test_a_look_at_a_model_shows_what_a_run_does_and_compiles_nothing(model):
+    compiled = []
+
+    def listen(event, duration, **details):
+        if event == "/jax/core/compile/backend_compile_duration":
+            compiled.append(details)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    jax.clear_caches()
+    seen = look(model, (Y,), {})
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert not compiled
+    assert seen == Outline.of(run(model, (Y,), {}))
+
+
+def test_a_model_that_looks_at_values_has_to_be_run():
+    def model(y):
+        scale = numpyro.sample("scale", dist.HalfNormal(float(jnp.max(y))))
+        numpyro.sample("y", dist.Normal(0.0, scale), obs=y)
+
+    assert look(model, (Y,), {}) is None
+    assert bridge.Traced.of(model, (Y,), {}).outline.types == {"scale": "sample", "y": "sample"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -89,6 +89,7 @@ class Values:
     """The values that users know, of an unconstrained θ: equal where the density is."""
 
     density: Constrained
+    is_light: ClassVar[bool] = True
 
     def __call__(self, theta: PyTree, *arguments: PyTree) -> PyTree:
         return self.density.transformed(theta)[0]

@@ -12,24 +12,19 @@ too much, there are more points.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
-from ..curvature.hessian import Hessian
-from ..curvature.measurement import Measurement
+from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
-from ..numerics.programs import compiled
-from ..numerics.trees import ravel, unravel
-from ..objectives.external import External
-from ..points.sampling import QuasiMonteCarlo, even_noise
-from ..rule.rule import Rule
-from ..steps.guards import Retraction
-from ..steps.steps import Steps
-from .density import Density, Expansion, average, log_densities
+from ..points.sampling import even_noise
+from .advance import advance
+from .density import Density, Expansion, average, log_densities, ravelled
 from .modes import Mode
 
 _HALVINGS = 25
@@ -39,20 +34,10 @@ _MOST_POINTS, _MOST_COLUMNS = 2**12, 2**15  # points, and columns of their Hessi
 _VALUE_COST = 4  # What a value and a gradient cost, in products of a Hessian with a vector.
 
 
-def variational_rule(samples: int) -> Rule:
-    r"""The rule that `infer` follows: $S ← (1−ρ)S + ρE_q∇^2\barℓ$, $m ← m − ρS^{-1}E_q∇\barℓ$ at fixed points.
-
-    >>> print(variational_rule(64).points)
-    QuasiMonteCarlo(64)
-    """
-    points, guard = QuasiMonteCarlo(samples), Retraction()
-    return Rule(Gaussian, points, Hessian(), Steps(1.0), guard, name="infer", section="3.1")
+Follow = Callable[["Placed", float, int], bool | None]
 
 
-Follow = Callable[[Gaussian, float, int], bool | None]
-
-
-def _go_on(q: Gaussian, bound: float, steps: int) -> None:
+def _go_on(at: Placed, bound: float, steps: int) -> None:
     """Nothing ends the steps."""
 
 
@@ -70,7 +55,7 @@ class GaussianFit(NamedTuple):
         products: how many products of a Hessian with a vector it took.
     """
 
-    q: Gaussian
+    q: Gaussian | DiagonalGaussian
     bound: float
     samples: int
     steps: int
@@ -81,61 +66,51 @@ class GaussianFit(NamedTuple):
 
 
 class Placed(NamedTuple):
-    """A Gaussian with what the host needs to place points of it.
+    """A Gaussian on the host, with what it takes to place points of it.
 
     Attributes:
-        q: the Gaussian.
         mean: its mean, ravelled.
-        root: A with θ = m + εA for standard normal ε, so that the covariance is AᵀA.
+        precision: its precision.
+        root: A with θ = m + εA for standard normal ε, so that the covariance is AᵀA; not finite where the precision is
+            not positive definite.
         entropy: its entropy.
     """
 
-    q: Gaussian
     mean: Float[np.ndarray, " P"]
+    precision: Float[np.ndarray, "P P"]
     root: Float[np.ndarray, "P P"]
     entropy: float
 
     def points(self, noise: Float[np.ndarray, "S P"]) -> Float[np.ndarray, "S P"]:
         return self.mean + noise @ self.root
 
-
-_RULE = variational_rule(64)
-
-
-@compiled
-def _advance(rate: Any, q: Gaussian, value: Any, gradient: Any, hessian: Any) -> tuple[Any, ...]:
-    """What a step of rate ρ leads to from what was measured elsewhere, and how it went.
-
-    The points of the rule are not asked for, because the measurement is there: one program serves any number of them.
-    """
-    measured = Measurement(value, q._tree(gradient), hessian)
-    rule = _RULE.replace(steps=Steps(rate), name="infer")
-    after, info, _ = rule.advance(External(1.0), rule.init(q), measured=measured, diagnose=True, strict=True)
-    return info.decrement, info.inside & info.finite, _placement(after.q)
+    def gaussian(self, density: Density) -> Gaussian:
+        """The Gaussian over the density's own pytree."""
+        return Gaussian(density.tree(self.mean), jnp.asarray(self.precision, density.dtype))
 
 
-def _placement(q: Gaussian) -> tuple[Any, ...]:
-    mean = ravel(q.mean)
-    root = ravel(q.transformed(jnp.eye(mean.size, dtype=mean.dtype)), 1) - mean
-    return q, mean, root, q.entropy()
-
-
-_place = compiled(_placement)
-
-
-def place(q: Gaussian) -> Placed:
+def place(q: Gaussian | DiagonalGaussian) -> Placed:
     """A Gaussian with what the host needs of it."""
-    return _on_host(_place(q))
+    diagonal = isinstance(q, DiagonalGaussian)
+    return _placed(ravelled(q.mean), np.diag(ravelled(q.precision)) if diagonal else np.asarray(q.precision, float))
 
 
-def _on_host(parts: Any) -> Placed:
-    q, mean, root, entropy = parts
-    return Placed(q, np.asarray(mean, np.float64), np.asarray(root, np.float64), float(entropy))
+def _placed(mean: np.ndarray, precision: np.ndarray) -> Placed:
+    from scipy.linalg import solve_triangular  # imported late, so that importing bayesrule does not load SciPy
+
+    try:
+        factor = np.linalg.cholesky(precision)
+    except np.linalg.LinAlgError:
+        return Placed(mean, precision, np.full(precision.shape, np.nan), -np.inf)
+    entropy = 0.5 * len(mean) * (1 + math.log(2 * math.pi)) - float(np.sum(np.log(np.diagonal(factor))))
+    return Placed(mean, precision, solve_triangular(factor, np.eye(len(mean)), lower=True), entropy)
 
 
 def _step(density: Density, rate: float, at: Placed, here: Expansion) -> tuple[float, bool, Placed]:
-    decrement, good, new = _advance(rate, at.q, *(np.asarray(leaf, density.dtype) for leaf in here))
-    return float(decrement), bool(good), _on_host(new)
+    measured = (leaf[None] for leaf in here)
+    decrement, good, mean, precision = advance(density, rate, at.mean[None], at.precision[None], *measured)
+    new = _placed(mean[0], precision[0])
+    return float(decrement[0]), bool(good[0]) and np.isfinite(new.entropy), new
 
 
 def natural_errors(at: Placed, there: Expansion) -> tuple[float, float]:
@@ -150,8 +125,7 @@ def natural_errors(at: Placed, there: Expansion) -> tuple[float, float]:
 
 def start_of(density: Density, mode: Mode) -> Gaussian:
     """Laplace's approximation at a mode, over the density's own pytree."""
-    position = unravel(jnp.asarray(mode.position, density.dtype), density.like)
-    return Gaussian(position, jnp.asarray(mode.precision, density.dtype))
+    return Gaussian(density.tree(mode.position), jnp.asarray(mode.precision, density.dtype))
 
 
 def fit_gaussian(
@@ -183,7 +157,7 @@ def fit_gaussian(
     while True:
         noise = even_noise(samples, density.size)[0]
         most = max(3, min(steps, int((products - spent) / (samples * cost))))
-        watch = lambda at, bound, count, taken=taken: follow(at.q, bound, taken + count)
+        watch = lambda at, bound, count, taken=taken: follow(at, bound, taken + count)
         at, bound, count, evaluations, converged, stopped = _fit_at(density, at, noise, tolerance, most, watch)
         taken += count
         there = average(density, at.points(_fresh_noise(samples, density.size, rng)))
@@ -196,15 +170,16 @@ def fit_gaussian(
         next_cost = 4 * samples * cost * max(3, evaluations // 4)
         too_many = 4 * samples > _MOST_POINTS or 4 * samples * density.products > _MOST_COLUMNS
         if stopped or error <= 1 or hopeless or too_many or spent + next_cost > products:
-            return GaussianFit(at.q, bound, samples, taken, converged, mean_error, width_error, spent)
+            return GaussianFit(at.gaussian(density), bound, samples, taken, converged, mean_error, width_error, spent)
         samples, before = 4 * samples, error
 
 
 def _fresh_noise(samples: int, size: int, rng: np.random.Generator) -> np.ndarray:
     """Standard normal noise from Sobol's points under a scrambling of its own, in mirrored pairs."""
-    from scipy.stats import norm, qmc
+    from scipy.special import ndtri
+    from scipy.stats import qmc
 
-    half = norm.ppf(np.clip(qmc.Sobol(size, rng=rng).random(samples // 2), 1e-12, 1 - 1e-12))
+    half = ndtri(np.clip(qmc.Sobol(size, rng=rng).random(samples // 2), 1e-12, 1 - 1e-12))
     return np.concatenate([half, -half])
 
 
@@ -233,7 +208,7 @@ def _fit_at(
         if here.value < center + 5 * density.size + 10:
             break
         # A Gaussian that reaches far out of the density's mass cannot be moved by what is measured there.
-        at = place(at.q.with_scaled_precision(4.0))
+        at = _placed(at.mean, 4.0 * at.precision)
         here, evaluations = average(density, at.points(noise)), evaluations + 1
     if not np.isfinite(here.value):
         return at, -np.inf, 0, evaluations, False, False

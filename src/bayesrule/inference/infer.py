@@ -8,8 +8,10 @@ draws that Hamiltonian Monte Carlo has moved.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,19 +20,24 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, PyTree
 
+from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
 from ..families.latent.mixture import Mixture
-from ..fitting.progress import Interrupt, one_blas_thread
+from ..fitting.checkpointing import Writes
+from ..fitting.interrupt import TERMINATED, Interrupt
+from ..fitting.progress import one_blas_thread
 from ..fitting.result import save
 from ..numerics.checks import positive_int
 from ..numerics.random import Key
+from .advance import prepare, variational_rule
 from .constraints import Constrained, Values, path_of, resolve, start_values
-from .density import Density, constrained, generator_of, log_densities
-from .gaussian import GaussianFit, fit_gaussian, place, start_of, variational_rule
+from .density import Density, compile_ahead, constrained, generator_of, log_densities
+from .diagonal import diagonal_rule, fit_diagonal, start_around
+from .gaussian import GaussianFit, Placed, fit_gaussian, place, start_of
 from .importance import Importance, Shift, importance, shift_of
 from .mixture import Components, components_of, fit_mixture, match_moments, widened
 from .modes import Mode, climb, draw_starts, endless_direction, flat_direction, look_elsewhere, tell_apart
-from .moves import ACCEPTANCE, KEPT, MovedMoments, Whitened, moved_draws, precise
+from .moves import ACCEPTANCE, KEPT, MovedMoments, moved_draws, precise, reaches_a_mode
 from .posterior import Posterior, Record, columns_of, theta_names
 from .verdict import KHAT_LIMIT, LEAST_EFFECTIVE, Judgement, comfortable, judge, judge_by_moves, sentence, weakest
 
@@ -40,16 +47,19 @@ DRAWS = 4000
 PRODUCTS = 300_000
 """The budget: how many products of a Hessian with a vector a fit may compute, about."""
 
-MOST_NUMBERS = 2000
-"""Above so many numbers a full Gaussian, with its Hessians, is out of reach."""
+MOST_CORRELATED, MOST_NUMBERS = 2000, 20_000
+"""Above the one a full Gaussian, with its Hessians, is out of reach, and q is diagonal; above the other, too."""
 
 _MOST_DENSE, _LOOKED_AT = 48, 3  # With more numbers, zeros of the Hessian are looked for, at so many points.
 _MOST_MODES = 6
+_LEAST_STEPS = 8  # Where the budget has no room for so many steps of a full Gaussian, q is diagonal.
 _STEPS, _ROUNDS = 200, 20  # of a Gaussian with each number of points, and of refitting a mixture
 _MOST_MIXED = 60  # With more numbers than these, weighted draws are too few to refit covariances.
 _SAVE_EVERY = 5.0  # seconds between two checkpoints
 _MATCHED_MEAN, _MATCHED_WIDTH = 0.01, 0.015  # Shifts below these are not worth a correction.
 _PROBE_MARGIN = 1.3  # Where draws farther out show a shift, there is more of it still farther out.
+_MOST_DRAWN = 2 * 10**7  # numbers in the draws that judge an approximation
+_AGREE = 1.0  # nats within which bounds of a diagonal Gaussian from several starts are the same
 _BEHIND = 7.0  # A Gaussian whose bound is so many nats behind the best has less than a thousandth of its weight.
 
 
@@ -71,7 +81,8 @@ def infer(
     Several starts are taken to their modes by Newton's method; from each mode a Gaussian is moved by the rule over
     fixed quasi-Monte Carlo points, $S ← (1−ρ)S + ρE_q∇^2\barℓ$, $m ← m − ρS^{-1}E_q∇\barℓ$ with $\barℓ = −\log p$,
     until it has converged; importance weights of fresh draws say how good it is. If it is not good enough, a mixture
-    of Gaussians is fitted to the weighted draws.
+    of Gaussians is fitted to the weighted draws. With more than 2000 numbers, or where the budget has no room for
+    Hessians, q is diagonal, and draws that Hamiltonian Monte Carlo has moved judge and replace it.
 
     Args:
         log_density: log p(parameters, *args) up to a constant: a JAX function of a pytree. With constraints it is the
@@ -86,7 +97,8 @@ def infer(
         tolerance: The nats that q may be away from the optimum at its points.
         products: A budget: how many products of a Hessian with a vector to compute, about.
         progress: True shows what is being done; a function is called with a line of text.
-        checkpoint: A file that holds the best Gaussian so far; `load` it and pass it as `start` to go on.
+        checkpoint: A file that holds the best Gaussian so far; `load` it and pass it as `start` to go on. With it,
+            SIGTERM saves and exits with the code 143.
 
     Ctrl-C ends the search and the steps, and returns the best so far with a verdict that says so.
 
@@ -128,11 +140,11 @@ def infer(
     )
 
 
-def gaussian_of(start: Any) -> Gaussian | None:
+def gaussian_of(start: Any) -> Gaussian | DiagonalGaussian | None:
     """The Gaussian that a fit may go on from: a Gaussian itself, or the heaviest component of a mixture; else None."""
     if isinstance(start, Mixture):
         start = start.component(jnp.argmax(start.weights))
-    return start if isinstance(start, Gaussian) else None
+    return start if isinstance(start, Gaussian | DiagonalGaussian) else None
 
 
 def ravelled_or_raise(theta: PyTree, values: PyTree) -> np.ndarray:
@@ -161,14 +173,14 @@ def infer_density(
     key: Key,
     *,
     given: np.ndarray | None = None,
-    q: Gaussian | None = None,
+    q: Gaussian | DiagonalGaussian | None = None,
     starts: int | None = None,
     tolerance: float = 1e-4,
     products: int = PRODUCTS,
     progress: bool | Callable[[str], None] = False,
     checkpoint: str | Path | None = None,
     kind: Callable[..., Any] = Posterior,
-    advice: str | None = None,
+    advice: Callable[[], str] | None = None,
     explain: Callable[[], str | None] | None = None,
 ) -> Any:
     """The posterior of a density: what `infer` does once the density is there.
@@ -180,45 +192,71 @@ def infer_density(
         q: a Gaussian to start from, without a search for modes.
         starts, tolerance, products, progress, checkpoint: as for `infer`.
         kind: the class of the posterior.
-        advice: what to do where the answer is not good.
+        advice: says what to do where the answer is not good.
         explain: says what is wrong with the density where it is zero at every start, or None.
     """
     if density.size > MOST_NUMBERS:
         raise ValueError(
-            f"infer moves a full Gaussian, and {density.size} numbers are too many for its Hessians (at most "
-            f"{MOST_NUMBERS}): use blr.fit with a diagonal family, such as blr.ivon, or NUTS."
+            f"infer judges an approximation by moving draws of all its numbers, and {density.size} are too many for "
+            f"that (at most {MOST_NUMBERS}): use blr.fit with a diagonal family, such as blr.ivon, or NUTS."
         )
     count = _number_of_starts(density.size) if starts is None else positive_int("starts", starts)
     start_rng, look_rng, fit_rng, draw_rng = generator_of(key).spawn(4)
-    with one_blas_thread(), Interrupt() as interrupt, _Speaker(progress) as speaker:
-        watched = _Watched(interrupt, speaker, checkpoint)
+    writes = None if checkpoint is None else Writes(Path(checkpoint))
+    if writes is not None:
+        writes.check()
+    signals = () if checkpoint is None else (signal.SIGTERM,)
+    with one_blas_thread(), Interrupt(signals) as interrupt, _Speaker(progress) as speaker:
+        watched = _Watched(interrupt, speaker, writes)
+        wait = compile_ahead(density) if density.size <= _MOST_DENSE else None
         positions = _positions(density, start_rng, count, given, q, explain, watched)
-        if density.size > _MOST_DENSE:
+        if wait is not None:
+            prepare(density)
+            wait()
+        if _MOST_DENSE < density.size <= MOST_CORRELATED and not isinstance(q, DiagonalGaussian):
             density = density.with_sparse_hessian(positions[:_LOOKED_AT])
-        modes, count = ([], 1) if q is not None else _find_modes(density, look_rng, positions, watched)
-        beginnings = [q] if q is not None else [start_of(density, mode) for mode in modes[:_MOST_MODES]]
-        fits = _fit_gaussians(density, beginnings, fit_rng, tolerance, products, watched)
+        diagonal = isinstance(q, DiagonalGaussian) or not _affords_correlations(density, products)
+        modes: list[Mode] = []
+        if diagonal:
+            narrow = [start_around(density, position) for position in positions]
+            beginnings = [q] if isinstance(q, DiagonalGaussian) else narrow
+            fits, agreed = _fit_diagonals(density, beginnings, tolerance, watched)
+            count = len(beginnings)
+        else:
+            if isinstance(q, Gaussian):
+                beginnings, count, agreed = [q], 1, 1
+            else:
+                modes, count = _find_modes(density, look_rng, positions, watched)
+                beginnings = [start_of(density, mode) for mode in modes[:_MOST_MODES]]
+                agreed = sum(mode.starts for mode in modes if mode.converged)
+            fits = _fit_gaussians(density, beginnings, fit_rng, tolerance, products, watched)
+        if interrupt.signal is not None:
+            raise SystemExit(TERMINATED)
         answer, tried = _choose_family(density, fits, draw_rng, watched)
         # Where no start has arrived, the density has no highest point that one could reach: it is infinite somewhere,
         # as in the neck of a hierarchy, and draws from elsewhere do not see what mass there is.
         lost = bool(modes) and not any(mode.converged for mode in modes)
+        if diagonal and not watched.stop():
+            watched.say("looking for a mode")
+            lost = not reaches_a_mode(density, answer.components.frame())
         step = None
-        if answer.judgement.trust != "trust" and not lost and len(fits) == 1 and not watched.stop():
+        if not _settled(answer.judgement) and not lost and len(fits) == 1 and not watched.stop():
             answer, step = _judged_by_moves(density, answer, draw_rng, watched)
-    components, _, weighted, judgement = answer
+    if interrupt.signal is not None:
+        raise SystemExit(TERMINATED)
+    components, weighted, judgement = answer.components, answer.weighted, answer.judgement
     if lost:
         judgement = judgement._replace(trust="do not trust", source="approximation")
-    converged = [mode for mode in modes if mode.converged]
-    agreed = sum(mode.starts for mode in converged) if q is None else 1
+    single = "diagonal Gaussian" if diagonal else "Gaussian"
     verdict = sentence(
         judgement,
         weighted,
-        family="Gaussian" if len(components.weights) == 1 else f"mixture of {len(components.weights)} Gaussians",
+        family=single if len(components.weights) == 1 else f"mixture of {len(components.weights)} Gaussians",
         tried=tried,
         agreed=agreed,
         starts=count,
-        modes=len(converged),
-        advice=advice or _ADVICE,
+        modes=sum(mode.converged for mode in modes),
+        advice=(lambda: _ADVICE) if advice is None else advice,
     )
     if interrupt.requested:
         verdict = f"Interrupted, and this is the best so far. {verdict}"
@@ -239,7 +277,20 @@ def infer_density(
         gaussian_bound=best.bound,
         step=step,
     )
-    return kind(density, components, record, variational_rule(best.samples))
+    rule = diagonal_rule(best.samples) if diagonal else variational_rule(best.samples)
+    return kind(density, components, record, rule)
+
+
+def _affords_correlations(density: Density, products: int) -> bool:
+    """Whether the budget allows for the Hessians of a full Gaussian's steps; with few numbers it always does."""
+    if density.size <= _MOST_DENSE:
+        return True
+    return density.size <= MOST_CORRELATED and _LEAST_STEPS * _first_points(density) * density.products <= products
+
+
+def _settled(judgement: Judgement) -> bool:
+    """Whether moved draws have nothing to add: trusted, and either corrected or far within what that promises."""
+    return judgement.trust == "trust" and (judgement.refined or comfortable(judgement))
 
 
 class _Watched(NamedTuple):
@@ -247,7 +298,12 @@ class _Watched(NamedTuple):
 
     interrupt: Interrupt
     say: Callable[[str], None]
-    checkpoint: str | Path | None
+    writes: Writes | None
+
+    def save(self, q: Gaussian | DiagonalGaussian) -> None:
+        """Write the checkpoint, if there is one; one that cannot be written is a warning."""
+        if self.writes is not None:
+            self.writes.attempt(partial(save, self.writes.path, q))
 
     def stop(self) -> bool:
         """Whether the user has asked to stop."""
@@ -259,7 +315,7 @@ def _positions(
     rng: np.random.Generator,
     count: int,
     given: np.ndarray | None,
-    q: Gaussian | None,
+    q: Gaussian | DiagonalGaussian | None,
     explain: Callable[[], str | None] | None,
     watched: _Watched,
 ) -> Float[np.ndarray, "K P"]:
@@ -306,6 +362,14 @@ def _find_modes(
     return modes, len(positions) + len(others)
 
 
+_NO_BOUND = (
+    "No Gaussian has a finite bound: the density rises without end, so that the posterior is improper, or it is zero "
+    "or overflows close to each place where it is high. Give every parameter a proper prior; reparametrise the model "
+    "so that its support is the whole space; or give a start (start=) close to where the density is high, if that is "
+    "narrow and far from zero."
+)
+
+
 def _fit_gaussians(
     density: Density,
     beginnings: list[Gaussian],
@@ -320,11 +384,11 @@ def _fit_gaussians(
 
     for number, (beginning, own) in enumerate(zip(beginnings, rng.spawn(len(beginnings)), strict=True)):
 
-        def follow(q: Gaussian, bound: float, steps: int, number: int = number) -> bool:
+        def follow(at: Placed, bound: float, steps: int, number: int = number) -> bool:
             nonlocal best, saved
             watched.say(f"Gaussian at mode {number + 1} of {len(beginnings)}: step {steps}, bound {bound:.6g}")
-            if watched.checkpoint is not None and bound > best and time.monotonic() - saved > _SAVE_EVERY:
-                save(watched.checkpoint, q)
+            if watched.writes is not None and bound > best and time.monotonic() - saved > _SAVE_EVERY:
+                watched.save(at.gaussian(density))
                 best, saved = bound, time.monotonic()
             return watched.stop()
 
@@ -344,15 +408,41 @@ def _fit_gaussians(
             break
     fits = _distinct(fits)
     if not fits:
-        raise ValueError(
-            "No Gaussian has a finite bound: the density rises without end, so that the posterior is improper, or it "
-            "is zero or overflows close to each place where it is high. Give every parameter a proper prior; "
-            "reparametrise the model so that its support is the whole space; or give a start (start=) close to where "
-            "the density is high, if that is narrow and far from zero."
-        )
-    if watched.checkpoint is not None:
-        save(watched.checkpoint, fits[0].q)
+        raise ValueError(_NO_BOUND)
+    watched.save(fits[0].q)
     return fits
+
+
+def _fit_diagonals(
+    density: Density, beginnings: list[DiagonalGaussian], tolerance: float, watched: _Watched
+) -> tuple[list[GaussianFit], int]:
+    """The best of the diagonal Gaussians that the starts lead to, and how many of them agree with it."""
+    fits: list[GaussianFit] = []
+    saved = time.monotonic()
+
+    for number, beginning in enumerate(beginnings):
+
+        def follow(at: DiagonalGaussian, bound: float, steps: int, number: int = number) -> bool:
+            nonlocal saved
+            watched.say(
+                f"diagonal Gaussian from start {number + 1} of {len(beginnings)}: step {steps}, bound {bound:.6g}"
+            )
+            if watched.writes is not None and time.monotonic() - saved > _SAVE_EVERY:
+                watched.save(at)
+                saved = time.monotonic()
+            return watched.stop()
+
+        found, interrupted = fit_diagonal(density, beginning, tolerance=tolerance, follow=follow)
+        fits.append(found)
+        watched.interrupt.requested |= interrupted  # `fit` has taken Ctrl-C for itself.
+        if watched.stop():
+            break
+    usable = [fit for fit in fits if np.isfinite(fit.bound)]
+    if not usable:
+        raise ValueError(_NO_BOUND)
+    best = max(usable, key=lambda fit: fit.bound)
+    watched.save(best.q)
+    return [best], sum(fit.converged and fit.bound > best.bound - _AGREE for fit in usable)
 
 
 def _choose_family(
@@ -364,7 +454,7 @@ def _choose_family(
     answer = _judged(density, components_of(fits[0].q), rng, names)
     if answer.judgement.trust == "trust":
         answer = _with_matched_moments(density, answer, rng, names)
-    unlikely = density.size > _MOST_MIXED and len(fits) == 1
+    unlikely = answer.components.is_diagonal or (density.size > _MOST_MIXED and len(fits) == 1)
     if (len(fits) == 1 and comfortable(answer.judgement)) or unlikely or watched.stop():
         return answer, ["Gaussian"]
     watched.say("fitting a mixture of Gaussians")
@@ -385,10 +475,9 @@ def _judged_by_moves(
 
     Where these have not settled, the answer is what it was, and there is no length.
     """
-    mean, covariance = answer.components.moments()
     own = _numbers(density, answer.points)
     moments, patient = MovedMoments(np.mean(own, axis=0), np.std(own, axis=0)), True
-    for moved in moved_draws(density, Whitened(mean, np.linalg.cholesky(covariance).T), rng):
+    for moved in moved_draws(density, answer.components.frame(), rng):
         watched.say(f"moving draws by Hamiltonian Monte Carlo: {moments.count} moves")
         if moved.acceptance < ACCEPTANCE or watched.stop():
             break
@@ -410,41 +499,68 @@ _ADVICE = (
 )
 
 
+class _Draws(NamedTuple):
+    """Draws of some r, with all their numbers, log p and log r."""
+
+    points: np.ndarray
+    numbers: np.ndarray
+    log_p: np.ndarray
+    log_r: np.ndarray
+
+
 class _Answer(NamedTuple):
-    """An approximation with the draws that have judged it."""
+    """An approximation with the draws that have judged it: its own, and those that are partly wider, if asked for."""
 
     components: Components
     points: np.ndarray
     weighted: Importance
     judgement: Judgement
+    around: _Draws | None
 
 
-def _judged(density: Density, components: Components, rng: np.random.Generator, names: list[str]) -> _Answer:
-    """An approximation, judged by fresh draws of it, and by draws that are partly wider."""
-    points = components.draw(rng, DRAWS)
+def _judged(
+    density: Density,
+    components: Components,
+    rng: np.random.Generator,
+    names: list[str],
+    around: _Draws | None = None,
+) -> _Answer:
+    """An approximation, judged by fresh draws of it, and by draws that are partly wider.
+
+    Args:
+        density: the density.
+        components: the approximation.
+        rng: the source of draws.
+        names: the names of all numbers.
+        around: the wider draws, where an approximation much like this one has been judged by them.
+    """
+    points = components.draw(rng, _draws_for(density))
     weighted = importance(log_densities(density, points) - components.log_prob(points))
     judgement = judge(weighted, _shift(density, points, weighted), names, mixture=len(components.weights) > 1)
     if judgement.trust != "do not trust" and (judgement.within_limits or not judgement.refined):
-        judgement = weakest(judgement, _probe(density, components, weighted.khat, rng, names))
-    return _Answer(components, points, weighted, judgement)
+        around = _draws_around(density, components, rng) if around is None else around
+        judgement = weakest(judgement, _probe(components, weighted.khat, around, names))
+    return _Answer(components, points, weighted, judgement, around)
 
 
-def _probe(
-    density: Density, components: Components, khat: float, rng: np.random.Generator, names: list[str]
-) -> Judgement | None:
+def _draws_around(density: Density, components: Components, rng: np.random.Generator) -> _Draws:
+    """Draws that also see what lies beside an approximation."""
+    wide = widened(components)
+    points = wide.draw(rng, _draws_for(density))
+    return _Draws(points, _numbers(density, points), log_densities(density, points), wide.log_prob(points))
+
+
+def _probe(components: Components, khat: float, around: _Draws, names: list[str]) -> Judgement | None:
     """What draws say of q that also see what lies beside it; None where these are too few to say anything.
 
     q's own draws do not see what is far from all of them, such as the ends of a curved ridge. Wider ones do, and their
     weights have a lighter tail; where it is heavier, there is more to be seen still farther out.
     """
-    wide = widened(components)
-    points = wide.draw(rng, DRAWS)
-    log_r = wide.log_prob(points)
-    weighted = importance(log_densities(density, points) - log_r)
+    weighted = importance(around.log_p - around.log_r)
     if weighted.effective < LEAST_EFFECTIVE:
         return None
-    own = importance(components.log_prob(points) - log_r)
-    shift = _shift(density, points, weighted, own.log_weights)
+    own = importance(components.log_prob(around.points) - around.log_r)
+    shift = shift_of(around.numbers, weighted.log_weights, own.log_weights)
     judgement = judge(weighted, shift, names, mixture=False, margin=_PROBE_MARGIN)
     if weighted.khat > max(KHAT_LIMIT, khat + 0.2):
         return judgement._replace(trust="means only")
@@ -462,7 +578,7 @@ def _with_matched_moments(density: Density, answer: _Answer, rng: np.random.Gene
     matched = match_moments(answer.components, answer.points, answer.weighted.log_weights)
     if matched is None:
         return answer
-    other = _judged(density, matched, rng, names)
+    other = _judged(density, matched, rng, names, answer.around)
     better = other.weighted.effective >= answer.weighted.effective and other.judgement.trust == "trust"
     return other if better else answer
 
@@ -474,8 +590,13 @@ def _rank(answer: _Answer) -> tuple[int, bool, float]:
     return order, judgement.refined or comfortable(judgement), answer.weighted.effective
 
 
+def _draws_for(density: Density) -> int:
+    """How many fresh draws judge an approximation: with very many numbers fewer, for the sake of memory."""
+    return int(min(DRAWS, _MOST_DRAWN // density.size))
+
+
 def _number_of_starts(size: int) -> int:
-    return 8 if size <= 64 else 4 if size <= 300 else 3
+    return 8 if size <= 64 else 4 if size <= 300 else 3 if size <= MOST_CORRELATED else 2
 
 
 def _first_points(density: Density) -> int:
@@ -500,9 +621,8 @@ def _distinct(fits: list[GaussianFit]) -> list[GaussianFit]:
 
 
 def _names(density: Density) -> list[str]:
-    shapes = jax.eval_shape(lambda theta: density.constrain(theta, *density.arguments), density.like)
-    values = jax.tree.map(lambda leaf: np.zeros((1, *leaf.shape), leaf.dtype), shapes)
-    return theta_names(density) + columns_of(values)[1]
+    # By a program that is needed anyway: to ask for shapes alone traces the model again.
+    return theta_names(density) + columns_of(constrained(density, np.zeros((1, density.size))))[1]
 
 
 def _shift(density: Density, points: np.ndarray, weighted: Importance, own: np.ndarray | None = None) -> Shift:

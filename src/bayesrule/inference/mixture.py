@@ -17,12 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 
+from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
 from ..families.latent.mixture import Mixture
-from ..numerics.trees import unravel
-from .density import Density, log_densities
+from .density import Density, log_densities, ravelled
 from .gaussian import Placed, place
 from .importance import Importance, importance
+from .moves import Whitened
 
 WIDE = 3.0
 """How much wider, as a factor of the covariance, the copy of each component is that begins as its tail."""
@@ -44,19 +45,22 @@ class Components:
     Args:
         weights: π_k.
         means: m_k, ravelled.
-        covariances: their covariances.
+        covariances: their covariances, (K, P, P), or their variances, (K, P), where these are all that there is.
     """
 
     def __init__(self, weights: np.ndarray, means: np.ndarray, covariances: np.ndarray):
         self.weights, self.means, self.covariances = weights / np.sum(weights), means, covariances
-        self.roots = np.linalg.cholesky(covariances)
-        self.log_dets = 2 * np.sum(np.log(np.diagonal(self.roots, axis1=1, axis2=2)), axis=1)
+        self.is_diagonal = covariances.ndim == 2
+        self.roots = np.sqrt(covariances) if self.is_diagonal else np.linalg.cholesky(covariances)
+        widths = self.roots if self.is_diagonal else np.diagonal(self.roots, axis1=1, axis2=2)
+        self.log_dets = 2 * np.sum(np.log(widths), axis=1)
 
     def draw(self, rng: np.random.Generator, count: int) -> Float[np.ndarray, "M P"]:
         choice = rng.choice(len(self.weights), size=count, p=self.weights)
         points = rng.standard_normal((count, self.means.shape[1]))
         for k, (mean, root) in enumerate(zip(self.means, self.roots, strict=True)):
-            points[choice == k] = mean + points[choice == k] @ root.T
+            own = points[choice == k]
+            points[choice == k] = mean + (own * root if self.is_diagonal else own @ root.T)
         return points
 
     def log_joint(self, points: Float[np.ndarray, "M P"]) -> Float[np.ndarray, "M K"]:
@@ -65,7 +69,11 @@ class Components:
 
         columns = []
         for weight, mean, root, log_det in zip(self.weights, self.means, self.roots, self.log_dets, strict=True):
-            whitened = solve_triangular(root, (points - mean).T, lower=True, check_finite=False)
+            deviations = (points - mean).T
+            if self.is_diagonal:
+                whitened = deviations / root[:, None]
+            else:
+                whitened = solve_triangular(root, deviations, lower=True, check_finite=False)
             log_q = -0.5 * (np.sum(whitened**2, axis=0) + log_det + len(mean) * math.log(2 * math.pi))
             columns.append(math.log(max(weight, 1e-300)) + log_q)
         return np.stack(columns, axis=1)
@@ -73,16 +81,26 @@ class Components:
     def log_prob(self, points: Float[np.ndarray, "M P"]) -> Float[np.ndarray, " M"]:
         return np.logaddexp.reduce(self.log_joint(points), axis=1)
 
-    def moments(self) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P P"]]:
-        """The mean and the covariance of the mixture."""
+    def moments(self) -> tuple[Float[np.ndarray, " P"], Float[np.ndarray, "P *P"]]:
+        """The mean and the covariance of the mixture, or its variances where these are all that there is."""
         mean = self.weights @ self.means
         deviations = self.means - mean
+        if self.is_diagonal:
+            return mean, self.weights @ (self.covariances + deviations**2)
         between = (deviations * self.weights[:, None]).T @ deviations
         return mean, np.einsum("k,kij->ij", self.weights, self.covariances) + between
 
-    def as_family(self, density: Density) -> Mixture | Gaussian:
+    def frame(self) -> Whitened:
+        """The coordinates in which a Gaussian with the mixture's mean and covariance is standard normal."""
+        mean, covariance = self.moments()
+        return Whitened(mean, np.sqrt(covariance) if self.is_diagonal else np.linalg.cholesky(covariance).T)
+
+    def as_family(self, density: Density) -> Mixture | Gaussian | DiagonalGaussian:
         """The member of the library's family over the density's own pytree."""
-        trees = [unravel(jnp.asarray(mean, density.dtype), density.like) for mean in self.means]
+        trees = [density.tree(mean) for mean in self.means]
+        if self.is_diagonal:
+            assert len(trees) == 1  # Mixtures are fitted where there are fewer numbers.
+            return DiagonalGaussian(trees[0], density.tree(1 / self.covariances[0]))
         precisions = [jnp.asarray(np.linalg.inv(c), density.dtype) for c in self.covariances]
         members = [Gaussian(tree, precision) for tree, precision in zip(trees, precisions, strict=True)]
         return members[0] if len(members) == 1 else Mixture(jnp.asarray(self.weights, density.dtype), members)
@@ -207,6 +225,10 @@ def match_moments(q: Components, points: np.ndarray, log_weights: np.ndarray) ->
     weights = np.exp(log_weights) - 1 / len(points)
     deviations = points - q.means[0]
     shift = weights @ deviations
+    if q.is_diagonal:
+        variance = q.covariances[0] + weights @ deviations**2 - shift**2
+        matched = (q.means[0] + shift)[None], variance[None]
+        return Components(np.ones(1), *matched) if np.all(variance > 0) else None
     covariance = q.covariances[0] + (deviations * weights[:, None]).T @ deviations - np.outer(shift, shift)
     try:
         return Components(np.ones(1), (q.means[0] + shift)[None], covariance[None])
@@ -214,7 +236,9 @@ def match_moments(q: Components, points: np.ndarray, log_weights: np.ndarray) ->
         return None
 
 
-def components_of(q: Gaussian) -> Components:
+def components_of(q: Gaussian | DiagonalGaussian) -> Components:
     """A Gaussian as a mixture of one."""
+    if isinstance(q, DiagonalGaussian):
+        return Components(np.ones(1), ravelled(q.mean)[None], 1 / ravelled(q.precision)[None])
     placed = place(q)
     return Components(np.ones(1), placed.mean[None], (placed.root.T @ placed.root)[None])

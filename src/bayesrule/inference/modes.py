@@ -1,9 +1,9 @@
 """Modes of a density: several starts are climbed side by side, the ends told apart and weighed by their evidence.
 
-Every start takes steps of Newton's method as the rule has it: a Gaussian, the delta method, the Hessian, the precision
-replaced in each step (ρ = 1) and the mean's rate halved until the density rises. Where the Hessian is indefinite, its
-eigenvalues are replaced by their absolute values, so that a step leads away from a saddle point and not towards it
-(Dauphin et al., 2014).
+Every start takes steps of Newton's method as the rule has it (`advance`): a Gaussian, the delta method, the Hessian,
+the precision replaced in each step (ρ = 1) and the mean's rate halved until the density rises. Where the Hessian is
+indefinite, its eigenvalues are replaced by their absolute values, so that a step leads away from a saddle point and not
+towards it (Dauphin et al., 2014).
 """
 
 from __future__ import annotations
@@ -12,23 +12,14 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Float
 
-from ..curvature.hessian import Hessian
-from ..curvature.measurement import Measurement
-from ..families.gaussian.full import Gaussian
-from ..numerics.programs import compiled
-from ..objectives.external import External
-from ..points.base import Delta
 from ..points.sampling import even_noise
-from ..rule.rule import Rule
-from ..steps.guards import NoGuard
-from ..steps.schedule import Rates
-from ..steps.steps import Steps
-from .density import Density, expand, log_densities, prior_draws
+from .advance import advance
+from .climbing import DECREMENT, ENOUGH, HALVINGS, LANES, LONGEST
+from .density import Density, climb_side_by_side, expand, log_densities, prior_draws
 
 CANDIDATES = 8
 """Among how many draws each start is the one of the highest density."""
@@ -41,18 +32,14 @@ FAR_RADII = (2.0, 4.0, 8.0, 16.0)
 
 _PLACES, _MOST_LOOKED, _MOST_ELSEWHERE = 512, 20, 8  # Of so many places, with so many numbers at most, the best few.
 _UNEXPLAINED = 8.0  # Nats by which the density there is above that of the modes that are known.
-_LANES = 8
-_STEPS = 60
+_STEPS, _ROUNDS = 60, 80  # Newton's steps of a start, and evaluations with those of steps that were halved
 _BOUND_POINTS = 32
-_HALVINGS = 30
-_DECREMENT = 1e-6  # Nats to gain, to second order, below which a start has arrived.
+_AT_ONCE = 5  # How many halvings of a step are tried in one evaluation.
+_MOST_TRIED = 32  # Where a Hessian takes so few products, it is computed before it is known that the step is taken.
 _FLAT = 1e-2  # Directions of so little curvature are tried for whether the density falls at all.
-_LONGEST = 1e3  # A step is at most so many times as long as the way from zero, where there is hardly any curvature.
 _ENDLESS = 1e12  # Nats that no posterior has, so that a density which has reached them rises for ever.
 _SAME = 0.1  # Two ends are one mode if they are so close, as a squared distance in standard deviations.
 _BEHIND = 7.0  # A mode so many nats of evidence behind the best has less than a thousandth of its weight.
-
-NEWTON = Rule(Gaussian, Delta(), Hessian(), Steps(Rates(1.0, 1.0)), NoGuard(), name="newton for modes", section="1.3.2")
 
 
 class Mode(NamedTuple):
@@ -97,19 +84,6 @@ def draw_starts(
     return starts[np.isfinite(values)]
 
 
-@compiled
-def _newton_steps(rule: Rule, positions: Any, gradients: Any, hessians: Any) -> tuple[Array, Array]:
-    """The mean of every start after a whole step, and the decrement ½gᵀS⁻¹g before it."""
-
-    def one(position: Array, gradient: Array, hessian: Array) -> tuple[Array, Array]:
-        measured = Measurement(jnp.zeros((), position.dtype), gradient, hessian)
-        state = rule.init(Gaussian(position, hessian))
-        after, info, _ = rule.advance(External(1.0), state, measured=measured, diagnose=True)
-        return after.q.mean, info.decrement
-
-    return jax.vmap(one)(positions, gradients, hessians)
-
-
 def positive_definite(hessian: Float[np.ndarray, "P P"]) -> tuple[Float[np.ndarray, "P P"], bool]:
     """The matrix with the absolute values of its eigenvalues, and whether it was positive definite by itself."""
     try:
@@ -136,6 +110,32 @@ def climb(density: Density, starts: Float[np.ndarray, "K P"], stop: Callable[[],
         starts: where to begin, ravelled.
         stop: asked between two steps whether to go no further.
     """
+    arrived, rest = _climb_together(density, starts, stop) if density.climbs else ([], starts)
+    return arrived + (_climb_from_host(density, rest, stop) if len(rest) else [])
+
+
+def _climb_together(
+    density: Density, starts: Float[np.ndarray, "K P"], stop: Callable[[], bool]
+) -> tuple[list[Mode], Float[np.ndarray, "K P"]]:
+    """The modes at which starts have arrived, and the starts that have not: what became of these is looked at apart."""
+    modes: list[Mode] = []
+    rest: list[np.ndarray] = []
+    for first in range(0, len(starts), LANES):
+        part = starts[first : first + LANES]
+        if stop():
+            rest.extend(part)
+            continue
+        ends = climb_side_by_side(density, part, _ROUNDS)
+        for k, start in enumerate(part):
+            if ends.arrived[k] and positive_definite(ends.precision[k])[1]:
+                modes.append(_mode(ends.position[k], ends.value[k], ends.precision[k], converged=True))
+            else:
+                rest.append(start)
+    return modes, np.array(rest)
+
+
+def _climb_from_host(density: Density, starts: Float[np.ndarray, "K P"], stop: Callable[[], bool]) -> list[Mode]:
+    """Where every start leads, evaluation by evaluation: for many numbers, and for starts that may not arrive."""
     count = len(starts)
     positions = np.array(starts, np.float64)
     here = expand(density, positions)
@@ -149,7 +149,7 @@ def climb(density: Density, starts: Float[np.ndarray, "K P"], stop: Callable[[],
             paths[k].append(positions[k].copy())
         whole, decrements = _steps_of(density, positions, here.gradient, matrices)
         rounding = 32 * float(jnp.finfo(density.dtype).eps) * (1 + np.abs(here.value))
-        for k in np.flatnonzero(active & definite & (decrements < np.maximum(_DECREMENT, rounding))):
+        for k in np.flatnonzero(active & definite & (decrements < np.maximum(DECREMENT, rounding))):
             ends[k], active[k] = _mode(positions[k].copy(), here.value[k], matrices[k].copy(), converged=True), False
         if not np.any(active) or stop():
             break
@@ -211,17 +211,10 @@ def calibrate(density: Density, mode: Mode) -> Mode:
 
 
 def _steps_of(density: Density, positions: Any, gradients: Any, matrices: Any) -> tuple[np.ndarray, np.ndarray]:
-    count = len(positions)
-    # Some starts may have been left out, and others come later: one program serves all numbers of them up to eight.
-    # With many numbers, more lanes than starts would take longer than another program.
-    lanes = 1 << (count - 1).bit_length()
-    extra = (max(lanes, _LANES) if density.size <= _MOST_LOOKED else lanes) - count
-    cast = lambda x: np.concatenate([x, np.repeat(x[-1:], extra, axis=0)]).astype(density.dtype)
-    found = _newton_steps(NEWTON, cast(positions), cast(gradients), cast(matrices))
-    whole, decrements = (np.array(leaf, np.float64)[:count] for leaf in found)
+    decrements, _, whole, _ = advance(density, 1.0, positions, matrices, np.zeros(len(positions)), gradients, matrices)
     # Along a slope without curvature a whole step overflows, and halving it does not come back in time.
     steps = whole - positions
-    longest = _LONGEST * (1 + np.max(np.abs(positions), axis=1))
+    longest = LONGEST * (1 + np.max(np.abs(positions), axis=1))
     lengths = np.max(np.abs(steps), axis=1)
     capped = np.isfinite(lengths) & (lengths > longest)
     steps[capped] *= (longest[capped] / lengths[capped])[:, None]
@@ -237,26 +230,41 @@ def _line_search(
 
     The precision does not depend on the mean's rate ρ, so that a rate of ρ is the fraction ρ of the way.
     """
-    rates, waiting, moved = np.ones(len(positions)), active.copy(), np.zeros(len(positions), bool)
+    waiting, moved = active.copy(), np.zeros(len(positions), bool)
     leaves = [np.array(leaf) for leaf in here]
     positions = positions.copy()
-    for _ in range(_HALVINGS):
+
+    def differentiate(index: np.ndarray, there: Any) -> None:
+        for leaf, new in zip(leaves, there, strict=True):
+            leaf[index] = new
+        moved[index], waiting[index] = np.isfinite(there.value), False
+
+    first = 0
+    if density.products <= _MOST_TRIED:  # Whole steps are mostly taken: these few Hessians are hardly ever in vain.
+        index = np.flatnonzero(waiting & np.all(np.isfinite(positions + steps), axis=1))
+        if len(index):
+            there = expand(density, positions[index] + steps[index])
+            good = there.value <= here.value[index] - ENOUGH * decrements[index]
+            positions[index[good]] += steps[index[good]]
+            differentiate(index[good], type(there)(*(leaf[good] for leaf in there)))
+        first = 1
+    arrived = np.zeros(len(positions), bool)
+    for halvings in range(first, HALVINGS, _AT_ONCE):
         index = np.flatnonzero(waiting)
         if not len(index):
             break
-        trials = positions[index] + rates[index, None] * steps[index]
-        usable = np.all(np.isfinite(trials), axis=1)
-        values = -log_densities(density, np.where(usable[:, None], trials, 0.0))
-        good = usable & (values <= here.value[index] - 2e-4 * rates[index] * decrements[index])
-        positions[index[good]] = trials[good]
-        moved[index[good]], waiting[index[good]] = True, False
-        rates[index] *= 0.5
-    index = np.flatnonzero(moved)
+        rates = 0.5 ** np.arange(halvings, halvings + _AT_ONCE)
+        trials = positions[index, None] + rates[:, None] * steps[index, None]
+        usable = np.all(np.isfinite(trials), axis=2)
+        values = -log_densities(density, np.where(usable[..., None], trials, 0.0).reshape(-1, density.size))
+        enough = here.value[index, None] - ENOUGH * rates * decrements[index, None]
+        good = usable & (values.reshape(usable.shape) <= enough)
+        some, chosen = np.any(good, axis=1), np.argmax(good, axis=1)
+        positions[index[some]] = trials[some, chosen[some]]
+        arrived[index[some]], waiting[index[some]] = True, False
+    index = np.flatnonzero(arrived)
     if len(index):  # Only where a step was taken is the density differentiated.
-        there = expand(density, positions[index])
-        for leaf, new in zip(leaves, there, strict=True):
-            leaf[index] = new
-        moved[index] = np.isfinite(there.value)
+        differentiate(index, expand(density, positions[index]))
     return positions, type(here)(*leaves), moved
 
 

@@ -46,6 +46,8 @@ _LARGEST_STEP = 0.8
 _DISAGREEMENT = 4.5  # standard errors between two halves, of which there are as many as numbers
 _BLOCK = 10
 _MOST_APART = 6.0  # With chains that need more moves to forget where they were, a few tens of them say little.
+_DESCENT = 500  # steps of L-BFGS towards a mode
+_STATIONARY, _NEARLY_STATIONARY = 0.01, 0.1  # slopes there in nats for a standard deviation of q: asked for, accepted
 _LARGEST_ERROR = 0.03  # The standard error of means, in standard deviations, and of these, as a fraction.
 
 
@@ -68,14 +70,19 @@ class Whitened(NamedTuple):
 
     Attributes:
         mean: m.
-        root: A, of which AᵀA is the covariance.
+        root: A, of which AᵀA is the covariance, or its diagonal where there is nothing else in it.
     """
 
     mean: Float[np.ndarray, " P"]
-    root: Float[np.ndarray, "P P"]
+    root: Float[np.ndarray, "P *P"]
 
-    def points(self, positions: Float[np.ndarray, "B P"]) -> Float[np.ndarray, "B P"]:
-        return self.mean + positions @ self.root
+    def points(self, positions: Any) -> Any:
+        """θ of positions, (B, P)."""
+        return self.mean + (positions * self.root if self.root.ndim == 1 else positions @ self.root)
+
+    def pull_back(self, gradients: Any) -> Any:
+        """Gradients in θ as gradients in x."""
+        return gradients * self.root if self.root.ndim == 1 else gradients @ self.root.T
 
 
 @compiled(static="function")
@@ -85,8 +92,8 @@ def _evaluate(function: Callable[..., Any], like: Any, frame: Whitened, position
 
 def _slopes(function: Callable[..., Any], like: Any, frame: Whitened, positions: Array, arguments: tuple) -> Any:
     negative = lambda x: -jnp.asarray(function(unravel(x, like), *arguments)).reshape(())
-    values, gradients = jax.vmap(jax.value_and_grad(negative))(frame.mean + positions @ frame.root)
-    return values, gradients @ frame.root.T
+    values, gradients = jax.vmap(jax.value_and_grad(negative))(frame.points(positions))
+    return values, frame.pull_back(gradients)
 
 
 @compiled(static="function")
@@ -119,6 +126,28 @@ def _move(
     accepted = uniform < probability
     choose = lambda new, old: jnp.where(accepted.reshape(-1, *[1] * (new.ndim - 1)), new, old)
     return jax.tree.map(choose, Chains(positions, values, gradients), chains), probability
+
+
+def reaches_a_mode(density: Density, frame: Whitened) -> bool:
+    """Whether descent of −log p from the middle of q, by L-BFGS in q's coordinates, ends at a stationary point.
+
+    Where it does not, the density has no highest point that one could reach: it is infinite somewhere, as in the neck
+    of a hierarchy, and draws from elsewhere do not see what mass there is.
+    """
+    from scipy.optimize import minimize  # imported late, so that importing bayesrule does not load SciPy
+
+    frame = Whitened(np.asarray(frame.mean, density.dtype), np.asarray(frame.root, density.dtype))
+
+    def value_and_gradient(position: np.ndarray) -> tuple[float, np.ndarray]:
+        here = position[None].astype(density.dtype)
+        found = _evaluate(density.function, density.like, frame, here, density.arguments)
+        value, gradient = float(found.values[0]), np.asarray(found.gradients[0], np.float64)
+        usable = np.isfinite(value) and bool(np.all(np.isfinite(gradient)))
+        return (value, gradient) if usable else (1e300, np.zeros_like(gradient))
+
+    options = {"maxiter": _DESCENT, "maxfun": 2 * _DESCENT, "gtol": _STATIONARY, "ftol": 0.0}
+    end = minimize(value_and_gradient, np.zeros(density.size), jac=True, method="L-BFGS-B", options=options)
+    return bool(end.fun < 1e299 and np.max(np.abs(end.jac)) <= _NEARLY_STATIONARY)
 
 
 def first_step(size: int) -> float:

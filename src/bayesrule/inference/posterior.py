@@ -21,7 +21,7 @@ from .density import Density, constrained, generator_of, log_densities
 from .importance import Importance, importance
 from .mixture import Components
 from .modes import Mode
-from .moves import CHAINS, Whitened, moved_draws
+from .moves import CHAINS, moved_draws
 from .verdict import Judgement, Trust
 
 _POOL = 10  # How many draws of q there are for each importance-resampled one, at least.
@@ -69,7 +69,8 @@ class Posterior:
     """An approximate posterior of any density, and how far to trust it.
 
     Attributes:
-        q: the approximation over the unconstrained θ: a `Gaussian`, or a `Mixture` of them.
+        q: the approximation over the unconstrained θ: a `Gaussian`, a `Mixture` of them, or with many numbers a
+            `DiagonalGaussian`.
         density: the density that was inferred, on the unconstrained space.
         record: what was measured on the way, a `Record`.
         rule: the rule that the Gaussian was moved by; print it to read its derivation.
@@ -163,10 +164,8 @@ class Posterior:
 
     def _moved(self, rng: np.random.Generator, count: int, step: float) -> np.ndarray:
         """Draws of q that Hamiltonian Monte Carlo has moved, as many."""
-        mean, covariance = self._components.moments()
-        frame = Whitened(mean, np.linalg.cholesky(covariance).T)
         chains = min(CHAINS, count)
-        moved = moved_draws(self.density, frame, rng, chains=chains, step=step)
+        moved = moved_draws(self.density, self._components.frame(), rng, chains=chains, step=step)
         points = [one.points for one in itertools.islice(moved, -(-count // chains))]
         return rng.permutation(np.concatenate(points))[:count]
 
@@ -200,10 +199,10 @@ class Posterior:
     @property
     def mean(self) -> PyTree:
         """The mean of q, in the unconstrained space."""
-        return unravel(jnp.asarray(self._components.moments()[0], self.density.dtype), self.density.like)
+        return self.density.tree(self._components.moments()[0])
 
     def covariance(self) -> np.ndarray:
-        """The covariance of q over the ravelled unconstrained θ, (P, P)."""
+        """The covariance of q over the ravelled unconstrained θ, (P, P); its variances, (P,), where q is diagonal."""
         return self._components.moments()[1]
 
     def summary(self, key: Key | None = None, count: int = 4000) -> Summary:
@@ -218,8 +217,9 @@ class Posterior:
 
         Returns:
             "init_params", draws of the unconstrained θ with a leading axis of chains (none for one chain), and
-            "inverse_mass_matrix", the covariance over the ravelled θ. `blackjax.nuts` takes both as they are;
-            `bayesrule.interop.numpyro` has `nuts`, which makes NumPyro's kernel of them.
+            "inverse_mass_matrix", the covariance over the ravelled θ, or its diagonal (see `covariance`).
+            `blackjax.nuts` takes both as they are; `bayesrule.interop.numpyro` has `nuts`, which makes NumPyro's kernel
+            of them.
         """
         points = jnp.asarray(self.unconstrained(key, chains), self.density.dtype)
         params = jax.vmap(lambda x: unravel(x, self.density.like))(points)
@@ -267,7 +267,8 @@ class Posterior:
 
 def load_posterior(path: str | Path, density: Density, kind: Callable[..., Any] = Posterior) -> Any:
     """A saved posterior of this density."""
-    from .gaussian import variational_rule
+    from .advance import variational_rule
+    from .diagonal import diagonal_rule
 
     state = read(path)
     if not isinstance(state, dict) or "judgement" not in state:
@@ -318,7 +319,8 @@ def load_posterior(path: str | Path, density: Density, kind: Callable[..., Any] 
         None if np.isnan(n[9]) else float(n[9]),
     )
     components = Components(np.asarray(state["weights"]), means, np.asarray(state["covariances"]))
-    return kind(density, components, record, variational_rule(record.samples))
+    rule = diagonal_rule(record.samples) if components.is_diagonal else variational_rule(record.samples)
+    return kind(density, components, record, rule)
 
 
 class Summary(NamedTuple):

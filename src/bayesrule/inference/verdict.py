@@ -8,6 +8,7 @@ cannot, as with many numbers, draws that Hamiltonian Monte Carlo has moved may s
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -158,7 +159,7 @@ def sentence(
     agreed: int,
     starts: int,
     modes: int,
-    advice: str,
+    advice: Callable[[], str],
 ) -> str:
     """The verdict in one or two plain sentences."""
     even = weighted.effective >= EVEN * len(weighted.log_weights)
@@ -186,7 +187,7 @@ def sentence(
     if judgement.trust == "trust":
         return f"Trust the {family}: {shown}; {found}.{also}"
     if judgement.trust == "means only":
-        return f"Trust the means only: {shown}; {found}. {advice}"
+        return f"Trust the means only: {shown}; {found}. {advice()}"
     if weighted.khat >= KHAT_LIMIT and not even:
         shown += "; these numbers cannot be relied on themselves"
-    return f"Do not trust this approximation: {shown}; {found}. {advice}"
+    return f"Do not trust this approximation: {shown}; {found}. {advice()}"

@@ -12,6 +12,7 @@ import numpy as np
 from numpyro import handlers
 from numpyro.infer import init_to_sample
 
+from ...families.gaussian.diagonal import DiagonalGaussian
 from ...families.gaussian.full import Gaussian
 from ...fitting.checkpoint import read
 from ...inference.density import Density
@@ -32,7 +33,7 @@ def fit(
     key: Key,
     reparam: Literal["auto"] | None = None,
     starts: int | None = None,
-    start: Mapping[str, Any] | Gaussian | None = None,
+    start: Mapping[str, Any] | Gaussian | DiagonalGaussian | None = None,
     tolerance: float = 1e-4,
     products: int = PRODUCTS,
     progress: bool | Callable[[str], None] = False,
@@ -129,7 +130,7 @@ def _fit(
     kwargs: Mapping[str, Any] | None,
     key: Key,
     *,
-    start: Mapping[str, Any] | Gaussian | None,
+    start: Mapping[str, Any] | Gaussian | DiagonalGaussian | None,
     **how: Any,
 ) -> NumpyroPosterior:
     traced = Traced.of(model, args, kwargs)
@@ -138,7 +139,14 @@ def _fit(
     given = _given(traced, density, start) if q is None else None
     kind = partial(NumpyroPosterior, traced=traced)
     return infer_density(
-        density, key, q=q, given=given, kind=kind, advice=_advice(traced), explain=partial(_explain, traced), **how
+        density,
+        key,
+        q=q,
+        given=given,
+        kind=kind,
+        advice=partial(_advice, traced),
+        explain=partial(_explain, traced),
+        **how,
     )
 
 

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections import OrderedDict
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 from numpyro import handlers
+from numpyro.distributions import biject_to
 from numpyro.infer import init_to_sample
 from numpyro.infer.util import constrain_fn, potential_energy
 
-from ...inference.density import Density
+from ...inference.density import Density, traced_once
 from ...numerics.random import Key
 from .enumeration import Discrete, enumerated
-from .sites import LOOKS_AT_VALUES, Model, Sites, check_sites, is_discrete, latent_sites, observed_sites, run
+from .sites import LOOKS_AT_VALUES, Model, Outline, Sites, check_sites, look, observed_sites, run
 from .sites import unconstrained as unconstrained_value
 
 
-class Traced(NamedTuple):
-    """A model with its arguments, and what one run of it has shown.
+@dataclasses.dataclass(frozen=True)
+class Traced:
+    """A model with its arguments, and what tracing it has shown.
 
-    Attributes:
+    Args:
         model: the model.
         args: its positional arguments.
         kwargs: its keyword arguments.
-        sites: the trace of one run at values inside of all constraints.
+        outline: its sites, without their values.
         learned: the values of `numpyro.param` and of mutable states, which are not inferred, as under NUTS.
         discrete: the discrete latent sites, which are summed out, and what depends on them; None if there are none.
     """
@@ -36,23 +40,29 @@ class Traced(NamedTuple):
     model: Model
     args: tuple
     kwargs: dict[str, Any]
-    sites: Sites
+    outline: Outline
     learned: dict[str, Any]
     discrete: Discrete | None
 
     @staticmethod
     def of(model: Model, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Traced:
-        """Run the model once, and check that every latent site can be inferred."""
+        """Trace the model, or run it where that is not enough, and check that every latent site can be inferred."""
         args, kwargs = tuple(args), dict(kwargs or {})
+        known = _outlines.get(_signature(model, args, kwargs))
+        outline = look(model, args, kwargs) if known is None else known
+        if outline is not None and not outline.needs_values:
+            return Traced(model, args, kwargs, outline, {}, None)
         sites = run(model, args, kwargs)
-        check_sites(sites)
+        if outline is None:
+            check_sites(sites)
         learned = {name: site["value"] for name, site in sites.items() if site["type"] in ("param", "mutable")}
-        return Traced(model, args, kwargs, sites, learned, Discrete.of(model, args, kwargs, sites))
+        discrete = Discrete.of(model, args, kwargs, sites)
+        return Traced(model, args, kwargs, Outline.of(sites), learned, discrete)
 
-    @property
-    def latent(self) -> Sites:
-        """The latent sites that are inferred."""
-        return {name: site for name, site in latent_sites(self.sites).items() if not is_discrete(site)}
+    @cached_property
+    def sites(self) -> Sites:
+        """The trace of one run at values inside of all constraints."""
+        return run(self.model, self.args, self.kwargs)
 
     @property
     def observed(self) -> dict[str, np.ndarray]:
@@ -71,15 +81,16 @@ class Traced(NamedTuple):
             dynamic: whether arrays among the arguments are arguments of the compiled programs; else they are constants,
                 for models that look at their values while they are traced.
         """
-        leaves, structure = jax.tree.flatten((self.args, self.kwargs), is_leaf=lambda leaf: leaf is None)
-        arrays = [leaf for leaf in leaves if dynamic and _is_array(leaf)]
-        static = tuple(_PLACE if dynamic and _is_array(leaf) else _hashable(leaf) for leaf in leaves)
+        arrays, structure, static = _parts_of(self.args, self.kwargs, dynamic=dynamic)
         call = Call(self.model, structure, static, None if self.discrete is None else self.discrete.nesting)
-        like = {name: jnp.zeros_like(unconstrained_value(site)) for name, site in self.latent.items()}
+        # Zeros of the host: to make them on a device compiles a program for every shape.
+        like = {name: jnp.asarray(np.zeros(x.shape, x.dtype)) for name, x in self.outline.latent.items()}
         if not like:
             raise ValueError("This model has no continuous latent site: there is nothing to infer.")
         names = tuple(sorted(like))
-        return Density(LogJoint(call), ((arrays, self.learned),), like, Values(call, names), PriorDraw(call, names))
+        supports = tuple((name, self.outline.supports[name]) for name in names if name in self.outline.supports)
+        values = Bijections(supports) if len(supports) == len(names) else Values(call, names)
+        return Density(LogJoint(call), ((arrays, self.learned),), like, values, PriorDraw(call, names))
 
     def usable_density(self) -> Density:
         """The density with its data as arguments, or as constants where the model looks at their values.
@@ -89,9 +100,14 @@ class Traced(NamedTuple):
         """
         density = self.density()
         try:
-            return self._tried(density)
+            density = self._tried(density)
         except LOOKS_AT_VALUES:
             density = self.density(dynamic=False)
+        else:
+            # The sites do not depend on the values of arrays: other data of these shapes need no look at the model.
+            if not self.outline.needs_values:
+                _remember(_signature(self.model, self.args, self.kwargs), self.outline)
+            return density
         try:
             return self._tried(density)
         except LOOKS_AT_VALUES as error:
@@ -103,7 +119,7 @@ class Traced(NamedTuple):
 
     def _tried(self, density: Density) -> Density:
         try:
-            jax.eval_shape(density.function, density.like, *density.arguments)
+            jax.eval_shape(traced_once(density.function), density.like, *density.arguments)
         except LOOKS_AT_VALUES:
             raise
         except Exception as error:
@@ -116,13 +132,38 @@ class Traced(NamedTuple):
     def values(self) -> tuple[str, ...]:
         """The sites that draws of the posterior have: latent and deterministic ones, without those that hang on z."""
         left_out = set() if self.discrete is None else {*self.discrete.sites, *self.discrete.dependent}
-        kept = [name for name, site in self.sites.items() if site["type"] == "deterministic" or name in self.latent]
+        latent = self.outline.latent
+        kept = [name for name, kind in self.outline.types.items() if kind == "deterministic" or name in latent]
         return tuple(name for name in kept if name not in left_out)
 
 
 def with_values(model: Model, values: Mapping[str, Any]) -> Model:
     """The model with some of its sites' values given."""
     return handlers.substitute(model, data=dict(values)) if values else model
+
+
+_outlines: OrderedDict[Hashable, Outline] = OrderedDict()
+_MOST_OUTLINES = 64
+
+
+def _remember(signature: Hashable, outline: Outline) -> None:
+    """Keep the outline of a model for its next fit; the oldest is forgotten."""
+    _outlines[signature] = outline
+    if len(_outlines) > _MOST_OUTLINES:
+        _outlines.popitem(last=False)
+
+
+def _signature(model: Model, args: tuple, kwargs: Mapping[str, Any]) -> Hashable:
+    """What the outline of a model depends on, if that does not look at values: as JAX's programs do."""
+    arrays, structure, static = _parts_of(args, kwargs, dynamic=True)
+    return model, structure, static, tuple((leaf.shape, leaf.dtype) for leaf in arrays)
+
+
+def _parts_of(args: tuple, kwargs: Mapping[str, Any], *, dynamic: bool) -> tuple[list[Any], Any, tuple[Any, ...]]:
+    """The arrays among the arguments, the structure of these, and the static leaves with a mark for every array."""
+    leaves, structure = jax.tree.flatten((args, dict(kwargs)), is_leaf=lambda leaf: leaf is None)
+    arrays = [leaf for leaf in leaves if dynamic and _is_array(leaf)]
+    return arrays, structure, tuple(_PLACE if dynamic and _is_array(leaf) else _hashable(leaf) for leaf in leaves)
 
 
 _PLACE = "an array"  # Stands for an array among the static parts of the arguments.
@@ -212,6 +253,21 @@ class Values:
         model, args, kwargs = self.call.bound(data)
         found = constrain_fn(handlers.seed(model, 0), args, kwargs, theta, return_deterministic=True)
         return {name: found[name] for name in self.names}
+
+
+@dataclasses.dataclass(frozen=True)
+class Bijections:
+    """The latent sites' values from unconstrained ones, where no support depends on a value: without the model.
+
+    Args:
+        supports: the name of every site, and its support as the structure of a pytree without leaves.
+    """
+
+    supports: tuple[tuple[str, Any], ...]
+    is_light: ClassVar[bool] = True
+
+    def __call__(self, theta: PyTree, data: Data) -> dict[str, Any]:
+        return {name: biject_to(jax.tree.unflatten(support, []))(theta[name]) for name, support in self.supports}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -134,7 +134,7 @@ class NumpyroPosterior(Posterior):
         begin, sites = self.nuts_start(key, chains), tuple(sorted(self.density.like))
         settings: Any = {
             "inverse_mass_matrix": {sites: begin["inverse_mass_matrix"]},
-            "dense_mass": [sites],
+            "dense_mass": [sites] if begin["inverse_mass_matrix"].ndim == 2 else False,
             "adapt_mass_matrix": False,  # A short warm-up would replace it by a worse one.
             "step_size": self.density.size**-0.25,  # about that of a standard Gaussian of so many numbers
         } | options

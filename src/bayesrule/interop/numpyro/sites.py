@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -73,6 +73,59 @@ def is_discrete(site: Mapping[str, Any]) -> bool:
 def unconstrained(site: Mapping[str, Any]) -> Any:
     """The site's value on the unconstrained space, by the support that it has in this trace."""
     return biject_to(site["fn"].support).inv(jnp.asarray(site["value"]))
+
+
+class Outline(NamedTuple):
+    """What a model's sites are, without their values.
+
+    Attributes:
+        types: the type of every site, in the order of the model.
+        latent: shapes and dtypes of the continuous latent sites on their unconstrained space.
+        supports: the supports of these that are the same whatever values there are, as pytrees without leaves.
+        needs_values: whether more must be known of the model than this: it has discrete latent sites, or values that
+            are not inferred.
+    """
+
+    types: dict[str, str]
+    latent: dict[str, jax.ShapeDtypeStruct]
+    supports: dict[str, Any]
+    needs_values: bool
+
+    @staticmethod
+    def of(sites: Sites) -> Outline:
+        """The outline of a trace."""
+        latent, supports = {}, {}
+        found = latent_sites(sites)
+        for name, site in found.items():
+            if is_discrete(site):
+                continue
+            value, support = unconstrained(site), site["fn"].support
+            latent[name] = jax.ShapeDtypeStruct(value.shape, value.dtype)
+            if not jax.tree.leaves(support):
+                supports[name] = jax.tree.structure(support)
+        types = {name: site["type"] for name, site in sites.items()}
+        learned = any(kind in ("param", "mutable") for kind in types.values())
+        return Outline(types, latent, supports, learned or len(latent) < len(found))
+
+
+def look(model: Model, args: tuple, kwargs: Mapping[str, Any]) -> Outline | None:
+    """The outline of a model by tracing it alone, and an error where a site cannot work.
+
+    Nothing is computed: to run a model once compiles a program for every operation in it. None where the model looks at
+    values while it is traced, or fails in another way: then it has to be run.
+    """
+    found: list[Outline] = []
+
+    def trace() -> None:
+        sites = run(model, args, kwargs)
+        check_sites(sites)
+        found.append(Outline.of(sites))
+
+    try:
+        jax.eval_shape(trace)
+    except Exception:
+        return None
+    return found[0]
 
 
 # What cannot work.
