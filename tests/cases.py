@@ -318,6 +318,7 @@ POINTS: dict[str, PointsCase] = {
     "MonteCarlo, antithetic": PointsCase(
         blr.MonteCarlo(4, antithetic=True), _gaussian, _quadratic, _expected_quadratic
     ),
+    "ShardSamples": PointsCase(blr.ShardSamples(4), _gaussian, _quadratic, _expected_quadratic),
     "MonteCarlo, standard generator": PointsCase(
         blr.MonteCarlo(4, generator="standard"), _gaussian, _quadratic, _expected_quadratic
     ),

@@ -20,7 +20,7 @@ LAYERS = (
     {"numerics"},
     {"steps"},
     {"families"},
-    {"objectives", "points"},
+    {"objectives", "points", "streams"},
     {"curvature"},
     {"factor_graph", "factors"},
     {"rule"},
@@ -31,7 +31,7 @@ LAYERS = (
     {"report"},
     {"gallery"},
     {"reference_checks"},
-    {"cli", "__main__"},
+    {"cli", "__main__", "launch"},
 )
 LAYER = {folder: height for height, folders in enumerate(LAYERS) for folder in folders}
 # What every family must offer, as opposed to any family in particular.

@@ -47,6 +47,7 @@ from .families import SpikeSlab as SpikeSlab
 from .families import StateSpace as StateSpace
 from .families import StudentT as StudentT
 from .families import Wishart as Wishart
+from .fitting.checkpointing import Checkpoint as Checkpoint
 from .fitting.choose_prior import ChosenPrior as ChosenPrior
 from .fitting.choose_prior import choose_prior as choose_prior
 from .fitting.empirical_bayes import empirical_bayes as empirical_bayes
@@ -55,11 +56,16 @@ from .fitting.empirical_bayes import tuned as tuned
 from .fitting.fit import fit as fit
 from .fitting.minima import Minimum as Minimum
 from .fitting.predict import predict as predict
+from .fitting.processes import join_processes as join_processes
 from .fitting.reason import Reason as Reason
 from .fitting.result import Result as Result
 from .fitting.result import save as save
 from .fitting.run import Fitted as Fitted
 from .fitting.run import run as run
+from .fitting.sharded_checkpoint import ShardedCheckpoint as ShardedCheckpoint
+from .fitting.sharding import rows_of_process as rows_of_process
+from .fitting.sharding import shard as shard
+from .fitting.sharding import shard_parameters as shard_parameters
 from .fitting.starts import Starts as Starts
 from .inference.infer import infer as infer
 from .inference.posterior import Posterior as Posterior
@@ -79,6 +85,7 @@ from .points.relaxed import Relaxed as Relaxed
 from .points.relaxed import Sign as Sign
 from .points.sampling import MonteCarlo as MonteCarlo
 from .points.sampling import QuasiMonteCarlo as QuasiMonteCarlo
+from .points.shard_samples import ShardSamples as ShardSamples
 from .recipes import adam as adam
 from .recipes import adamw as adamw
 from .recipes import bayesbinn as bayesbinn
@@ -127,5 +134,7 @@ from .steps.steps import Steps as Steps
 from .steps.sweep import Sweep as Sweep
 from .steps.warm_up import WarmUp as WarmUp
 from .steps.window import Window as Window
+from .streams.base import Stream as Stream
+from .streams.stream import stream as stream
 
 __version__: str

@@ -15,7 +15,7 @@ from ..families.gaussian.base import GaussianFamily
 from ..families.gaussian.precision import FACTORED, Factored
 from ..numerics.random import Key
 from ..numerics.trees import average_leaves
-from ..objectives.batches import Microbatches
+from ..objectives.batches import Linearized, Microbatches, count_examples
 from ..objectives.objective import as_objective
 from ..points.base import Points, PointSet
 from .measurement import Measurement
@@ -107,6 +107,49 @@ def measure_in_parts(
     return _average_sequentially(
         lambda part, aux: measure(part[0], aux, part[1]), (batch.parts(), keys), aux, carries_aux=True
     )
+
+
+def measure_parts_at_points(
+    measure: Callable[[PyTree, PyTree, PyTree, Any], Measurement],
+    q: HasStructure,
+    points: Points,
+    batch: PyTree,
+    aux: PyTree,
+    keys: tuple[Key | None, Key | None],
+) -> Measurement:
+    """Measure the j-th part of a batch at the j-th point, and add the parts up (`ShardSamples`).
+
+    Args:
+        measure: measure(θ, part, aux, key). A part stands for its share of M, so that it is scaled to all N examples,
+            and the mean over the parts is their sum.
+        q: The member that the points are of.
+        points: As many points as parts, equally weighted.
+        batch: The batch; `Microbatches` are divided one by one.
+        aux: What the state carries along.
+        keys: The key of the points, and of a random loss.
+    """
+    point_set, count = points.at(q, keys[0]), points.parts_of_batch
+    batch = batch.batch if isinstance(batch, Linearized) else batch
+
+    def measure_divided(batch: PyTree, aux: PyTree, key: Key | None) -> Measurement:
+        check_divides(batch, count)
+        own_keys = None if key is None else jax.random.split(key, count)
+        one = lambda theta, own: measure(theta, own[0], aux, own[1])
+        # The parts are an axis of their own in θ and in the examples: where each is on a device, all of it stays there.
+        return average_given(one, q, point_set, (Microbatches(batch, count).parts(), own_keys))
+
+    return measure_in_parts(measure_divided, batch, aux, keys[1])
+
+
+def check_divides(batch: PyTree, count: int) -> None:
+    """Raise where a batch cannot be divided into so many parts."""
+    rows = 0 if batch is None else count_examples(batch)
+    if not rows or rows % count:
+        what = f"a batch of {rows} rows does" if rows else "a function without examples does"
+        raise ValueError(
+            f"ShardSamples({count}) measure each of {count} equal parts of a batch at a θ of its own, and {what} not "
+            "divide into them: choose a batch_size that is a multiple, or MonteCarlo(samples)."
+        )
 
 
 def _average_sequentially(

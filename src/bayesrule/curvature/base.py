@@ -18,7 +18,7 @@ from ..objectives.base import AbstractObjective
 from ..objectives.objective import Objective
 from ..points.base import Points
 from ..steps.needs import Need
-from .average import average_over_points, measure_in_parts
+from .average import average_over_points, measure_in_parts, measure_parts_at_points
 from .linear_outputs import OutputPoints, sum_over_rows
 from .measurement import Measurement
 
@@ -84,6 +84,10 @@ class Curvature(eqx.Module, Generic[Served]):
     """Whether all that it measures can be computed from the gradient of the mean loss over a batch (`of_gradient`), so
     that the gradient may be taken elsewhere (`Rule.update`)."""
 
+    additive: ClassVar[bool] = False
+    """Whether the measurement at θ is a sum over examples, so that a batch may be measured in `Microbatches`, and each
+    part of it at another θ (`ShardSamples`)."""
+
     squares_gradient: ClassVar[bool] = False
     """Whether it is the square of the batch's gradient, which is shaped with it (`Steps(shaping=…)`)."""
 
@@ -140,7 +144,6 @@ class Pointwise(Curvature[StructuredQ], Generic[StructuredQ]):
 
     slack: ClassVar[float] = 1e-3
     additive: ClassVar[bool] = True
-    """Whether the measurement at θ is a sum over examples, so that a batch may be measured in `Microbatches`."""
 
     reads_output_covariance: ClassVar[bool] = False
     """Whether `output_hessian` reads the outputs' covariance, `OutputPoints.covariance`."""
@@ -172,9 +175,11 @@ class Pointwise(Curvature[StructuredQ], Generic[StructuredQ]):
         self, objective: AbstractObjective, q: StructuredQ, points: Points, batch: PyTree, aux: PyTree, key: Key | None
     ) -> Measurement:
         point_key, loss_key = split_key(points, objective, key)
+        at = lambda theta, part, aux, key: self.at(objective, q, theta, part, aux, key)
+        if points.parts_of_batch > 1:
+            return measure_parts_at_points(at, q, points, batch, aux, (point_key, loss_key))
         if self.integrates_outputs and objective.has_linear_outputs:
             return self._measure_outputs(objective.separable(type(self).__name__), q, points, batch, aux, point_key)
-        at = lambda theta, part, aux, key: self.at(objective, q, theta, part, aux, key)
         if not self.additive:
             return average_over_points(lambda theta: at(theta, batch, aux, loss_key), q, points, point_key)
         in_parts = lambda theta: measure_in_parts(partial(at, theta), batch, aux, loss_key)

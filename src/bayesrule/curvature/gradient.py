@@ -13,7 +13,7 @@ from ..families.base import HasStructure
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..points.base import Exact, Points
-from .average import average_over_points, measure_in_parts
+from .average import average_over_points, measure_in_parts, measure_parts_at_points
 from .base import Curvature, Pointwise, split_key
 from .measurement import Measurement
 
@@ -26,6 +26,7 @@ class Gradient(Curvature):
 
     serves: ClassVar[frozenset[str]] = frozenset({"none"})
     in_mu: ClassVar[bool] = True
+    additive: ClassVar[bool] = True
     from_gradients: ClassVar[bool] = True
     meaning: ClassVar[str] = "the gradient only"
 
@@ -42,6 +43,9 @@ class Gradient(Curvature):
             gradient, curvature = q.derivatives(q._symmetric(slope))
             return Measurement(value, gradient, curvature, aux)
         point_key, loss_key = split_key(points, objective, key)
+        if points.parts_of_batch > 1:
+            of_part = lambda theta, part, aux, key: value_and_gradient(objective, theta, part, aux, key)
+            return measure_parts_at_points(of_part, q, points, batch, aux, (point_key, loss_key))
         at = lambda theta: value_and_gradient(objective, theta, batch, aux, loss_key)
         return average_over_points(at, q, points, point_key)
 

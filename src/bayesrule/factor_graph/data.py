@@ -69,12 +69,25 @@ class Rows(eqx.Module):
         index: which rows of the full data these are; None if they are all of it, or if it does not matter.
         weights: a factor for each row's terms; 0 for padding.
         count: how many rows the weights stand for, M by default: the terms are scaled by N / count.
+        padding: how many rows at the end are no rows of the data, as in `Weighted`.
     """
 
     examples: dict[str, Any]
     index: Int[Array, " M"] | None = None
     weights: Float[Array, " M"] | None = None
     count: Any = None
+    padding: int = eqx.field(static=True, default=0)
+
+    def rows_alone(self) -> Rows:
+        """The rows without the padding."""
+        if not self.padding:
+            return self
+        cut = lambda tree: jax.tree.map(lambda x: x[: -self.padding], tree)
+        return Rows(cut(self.examples), cut(self.index), cut(self.weights), self.count)
+
+    def shapes_of_rows(self) -> Rows:
+        """The shapes and types of the rows without the padding; nothing is computed."""
+        return jax.eval_shape(Rows.rows_alone, self) if self.padding else self
 
 
 def observed_data(factor: Factor, batch: Rows) -> tuple[dict[str, Array], Array | None]:
@@ -92,8 +105,16 @@ def observed_data(factor: Factor, batch: Rows) -> tuple[dict[str, Array], Array 
 
 
 def values_of(array: Any) -> Any:
-    """The values of a plain, `Masked` or `Ragged` array, in NumPy."""
-    return np.asarray(array.values if isinstance(array, Masked | Ragged) else array)
+    """The values of a plain, `Masked` or `Ragged` array, in NumPy; of one that several processes have, the own rows."""
+    return _own_rows(array.values if isinstance(array, Masked | Ragged) else array)
+
+
+def _own_rows(array: Any) -> np.ndarray:
+    """The rows of an array that are in this process's memory: all of them, unless it is one of several processes."""
+    if not isinstance(array, jax.Array) or array.is_fully_addressable or array.is_fully_replicated:
+        return np.asarray(array)
+    parts = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(parts[start]) for start in sorted(parts)])
 
 
 def has_nonfinite(array: Any) -> bool:
@@ -113,7 +134,7 @@ def check_rows_are_complete(name: str, observed: str, array: Any, shape: tuple[i
         array: the observations.
         shape: the shape of the factor's value: axes of the array beyond these are summed over within a term.
     """
-    mask = np.asarray(array.observed) if isinstance(array, Masked) else ~np.isnan(values_of(array))
+    mask = _own_rows(array.observed) if isinstance(array, Masked) else ~np.isnan(values_of(array))
     if np.all(mask):  # Much faster than one answer for each row.
         return
     parts = mask.reshape((*mask.shape[: len(shape)], math.prod(mask.shape[len(shape) :])))
@@ -149,12 +170,17 @@ def find_patterns(array: Any) -> Patterns | None:
     values = values_of(array)
     if not isinstance(array, Masked) and not np.issubdtype(values.dtype, np.floating):
         return None
-    mask = np.asarray(array.observed) if isinstance(array, Masked) else ~np.isnan(values)
+    mask = _own_rows(array.observed) if isinstance(array, Masked) else ~np.isnan(values)
     if np.all(mask):
         return None
     some, every = np.asarray(mask.any(-1)), np.asarray(mask.all(-1))
     if np.array_equal(some, every):
         return None
+    if values.shape != array.shape:
+        raise ValueError(
+            "Some rows are missing in part, and every process sees its own rows alone, so that they cannot agree on "
+            "the combinations of missing entries: fit in one process, or leave such rows out."
+        )
     observed, numbers = np.unique(mask[some], axis=0, return_inverse=True)
     index = np.zeros(some.shape, np.int32)  # A row without any entry has the number of some pattern, and no term.
     index[some] = numbers.reshape(-1)

@@ -286,7 +286,7 @@ class Model(AbstractObjective[Product]):
         if not factors:
             return self, data
         examples = examples | changed
-        adapted_data = Weighted(examples, data.weights, data.count) if isinstance(data, Weighted) else examples
+        adapted_data = dataclasses.replace(data, examples=examples) if isinstance(data, Weighted) else examples
         return self._with(factors=self.factors | factors), adapted_data
 
     def row_count(self, batch: Rows) -> int | None:
@@ -299,12 +299,12 @@ class Model(AbstractObjective[Product]):
         """A batch as `Rows`: from a dict of arrays, from `Weighted` ones, from None, or from `Rows`."""
         if isinstance(batch, Rows):
             return batch
-        examples, weights, count = batch, None, None
+        examples, weights, count, padding = batch, None, None, 0
         if isinstance(batch, Weighted):
-            examples, weights, count = batch.examples, batch.weights, batch.count
+            examples, weights, count, padding = batch.examples, batch.weights, batch.count, batch.padding
         if examples is not None and not isinstance(examples, dict):
             raise ValueError(f"The data of a model are arrays by name, {{'y': y}}, got a {type(examples).__name__}.")
-        return Rows({} if examples is None else examples, None, weights, count)
+        return Rows({} if examples is None else examples, None, weights, count, padding)
 
     def prepare(self, batch: PyTree) -> Rows:
         """The rows with what the factors compute of them once, so that a loop over steps does not compute it again."""
@@ -314,7 +314,7 @@ class Model(AbstractObjective[Product]):
             for name, factor in self.factors.items()
             for array, value in factor.prepared(observed_data(factor, rows)[0]).items()
         }
-        return Rows(rows.examples | prepared, rows.index, rows.weights, rows.count)
+        return dataclasses.replace(rows, examples=rows.examples | prepared)
 
     def select_rows(self, data: PyTree, index: Int[Array, " M"], is_row: Bool[Array, " M"]) -> Rows:
         """Rows of the data by their numbers; padding has zero weight and a number past the last row."""
@@ -322,13 +322,13 @@ class Model(AbstractObjective[Product]):
         examples = jax.tree.map(lambda x: x[index], data.examples if weighted else data)
         rows = self.rows(data)
         weights = is_row.astype(float) * (data.weights[index] if weighted else 1.0)
-        per_row = 1.0 if not weighted or data.count is None else data.count / rows
+        per_row = 1.0 if not weighted or data.count is None else data.count / (rows - data.padding)
         return Rows(examples, jnp.where(is_row, index, rows), weights, jnp.sum(is_row) * per_row)
 
     def row_scales(self, batch: Rows, rows: int) -> Float[Array, " M"]:
         """By what each row's terms are multiplied: its weight times N/M."""
         weights = jnp.ones(rows) if batch.weights is None else batch.weights
-        count = rows if batch.count is None else batch.count
+        count = rows - batch.padding if batch.count is None else batch.count
         return weights if self.size is None else weights * (self.size / count)
 
     # E log p.
@@ -508,7 +508,7 @@ class Model(AbstractObjective[Product]):
                 continue
             blocks = {block: q.blocks[block].component_prototype for block in factor.blocks}
             factor.check(name, blocks, batch.examples)
-            shape = _entries.eval_shape(self, name, q, batch, jax.random.key(0)).shape
+            shape = _entries.eval_shape(self, name, q, batch.shapes_of_rows(), jax.random.key(0)).shape
             if not arrays or isinstance(arrays[-1], Ragged):
                 continue
             may_be_missing = isinstance(arrays[-1], Masked) or np.issubdtype(values_of(arrays[-1]).dtype, np.floating)
@@ -517,7 +517,7 @@ class Model(AbstractObjective[Product]):
 
     def explain_not_finite(self, q: Product, data: PyTree) -> str:
         """Which factor's value or message is not finite, and for which block."""
-        batch, zero = self.batch_rows(data), {name: view.shift for name, view in self.views(q).items()}
+        batch, zero = self.batch_rows(data).rows_alone(), {name: view.shift for name, view in self.views(q).items()}
         for name, factor in self.factors.items():
 
             def total(shift: PyTree, name: str = name) -> Array:

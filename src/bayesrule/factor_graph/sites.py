@@ -107,7 +107,8 @@ class Sites(Curvature[Product]):
         fresh = {name: message(objective, name, q, rows, objective.factor_key(name, key)) for name in objective.factors}
         without_rows = [fresh[name] for name, factor in objective.factors.items() if not objective.per_row(factor)]
         shared = _added(_no_message(q), *without_rows)
-        measured = {"fresh": fresh, "rows": rows.index}
+        kept = {name: _without_padding(objective, name, rows, site) for name, site in fresh.items()}
+        measured = {"fresh": kept, "rows": rows.index}
         if rows.index is None and not objective.random:
             # All messages are fresh, so that their sum is the gradient of the global form, and it is computed as such.
             whole = Gradient().measure(objective, q, points, batch, None, key)
@@ -156,11 +157,18 @@ class Sites(Curvature[Product]):
 
 def _check_index(model: Model, rows: Rows) -> None:
     count = model.row_count(rows)
-    if rows.index is None and count not in (None, model.size):
+    if rows.index is None and count not in (None, (model.size or 0) + rows.padding):
         raise ValueError(
             f"Sites() keep a message for each of {model.size} rows, and the batch has {count} without an index, so "
             "that it is not known which messages to replace: pass blr.Rows(batch, index)."
         )
+
+
+def _without_padding(model: Model, name: str, rows: Rows, site: PyTree) -> PyTree:
+    """A factor's fresh messages without those of rows that are no data: there are sites for the others alone."""
+    if not rows.padding or not model.per_row(model.factors[name]):
+        return site
+    return jax.tree.map(lambda x: x[: -rows.padding], site)
 
 
 def _change_of_sum(

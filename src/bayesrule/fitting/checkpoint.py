@@ -3,18 +3,25 @@
 A file is a NumPy archive whose entry "header" holds the description. It names classes by their public names and never
 by the modules they are in, so that moving a module breaks no file. Reading builds the library's own data types and
 nothing else, and runs no code that a file brings along.
+
+Since format 3 a file ends with the SHA-256 of all its other bytes, in the comment of the archive, so that a file in
+which a single bit is wrong, or whose end is missing, is never taken for a whole one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import glob
+import hashlib
 import importlib
 import json
 import os
 import tempfile
 import zipfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import equinox as eqx
 import jax
@@ -22,8 +29,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-_FORMAT = 2
-_READABLE = (1, 2)
+_FORMAT = 3
+_READABLE = (1, 2, 3)
+_FIRST_WITH_DIGEST = 3
+_DIGEST_MARK = b"bayesrule sha256 "  # In the comment of the archive, before the digest.
+_DIGEST_LENGTH = 64  # The digits of a SHA-256 in hexadecimal notation.
+_BLOCK = 2**22  # So many bytes are read at a time.
+_UNFINISHED = ".unfinished"  # How the name of a file ends while it is written.
 
 # The names that a file may use besides the public names of `bayesrule`, and where their classes are today.
 _KERNELS = "models.kernels"
@@ -51,26 +63,154 @@ _RENAMED_FIELDS = {
 }
 
 
-def write(path: str | Path, value: Any) -> None:
+class Damaged(ValueError):
+    """A file that is not as it was written: cut short, changed, or of another kind."""
+
+
+def write(path: str | Path, value: Any, before_replacing: Callable[[], None] | None = None) -> None:
     """Write a tree to a file, atomically: whenever the process is killed, the file is the old one or the new one.
+
+    The file and the entry in its folder are on the disk when the function returns, so that this holds for a power cut,
+    too.
 
     Args:
         path: the file.
         value: a tree of dicts, lists, tuples, numbers, strings, arrays and the library's own modules. Of other
             containers only the leaves are kept; their structure has to be passed to `read`.
+        before_replacing: called when the new file is complete, under another name, and before it takes the place of the
+            old one.
     """
     arrays: dict[str, np.ndarray] = {}
     header = json.dumps({"format": _FORMAT, "value": _encode(value, arrays)})
     path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with naming_the_file(path):
+        _write_and_replace(path, {"header": np.array(header), **arrays}, before_replacing)
+
+
+@contextlib.contextmanager
+def naming_the_file(path: Path) -> Iterator[None]:
+    """A context in which an `OSError` names this file: the system's own has no name, or that of a temporary file."""
     try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, allow_pickle=False, header=np.array(header), **arrays)
+        yield
+    except OSError as error:
+        error.filename, error.filename2 = str(path), None
+        raise
+
+
+def _write_and_replace(path: Path, arrays: dict[str, np.ndarray], before_replacing: Callable[[], None] | None) -> None:
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED)
+    try:
+        with os.fdopen(handle, "r+b") as file:
+            _write_archive(file, arrays)
+            file.flush()
+            os.fsync(file.fileno())
         Path(temporary).chmod(0o666 & ~_umask())  # mkstemp makes files that only their owner can read
+        if before_replacing is not None:
+            before_replacing()
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+    sync_folder(path.parent)
+
+
+def kept_file(path: Path, place: int) -> Path:
+    """The file of the checkpoint that is so many places before the newest, which is at the path itself."""
+    return path if place == 0 else path.with_name(f"{path.name}.{place}")
+
+
+def check_writable(path: Path) -> None:
+    """Raise the `OSError` that would keep `write` from writing this file; files that a killed `write` left are removed.
+
+    Args:
+        path: the file.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory")
+    if not path.parent.is_dir():
+        raise NotADirectoryError(f"{path.parent} is not a directory")
+    for leftover in path.parent.glob(f".{glob.escape(path.name)}.*{_UNFINISHED}"):
+        leftover.unlink(missing_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=_UNFINISHED)
+    os.close(handle)
+    Path(temporary).unlink()
+
+
+def check_savable(value: Any) -> None:
+    """Raise the `ValueError` that would keep `write` from describing this tree; its numbers are not looked at."""
+    _encode(jax.tree.map(lambda leaf: np.zeros(()) if isinstance(leaf, jax.Array) else leaf, value), {})
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring the entries of a folder, such as the new name of a file, to the disk, where the system has a way to."""
+    with contextlib.suppress(OSError):  # Windows opens no folders, and some network file systems do not sync them.
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+class _Digesting:
+    """A stream that hands bytes on to a file, and computes the digest of all but the last `_DIGEST_LENGTH` of them.
+
+    It cannot seek, so that `zipfile` writes every byte once, in its order.
+    """
+
+    def __init__(self, file: IO[bytes]):
+        self.file, self.digest, self.tail = file, hashlib.sha256(), b""
+
+    def write(self, data: Any) -> int:
+        with memoryview(data).cast("B") as view:
+            self.file.write(view)
+            size = len(view)
+            if size >= _DIGEST_LENGTH:
+                self.digest.update(self.tail)
+                self.digest.update(view[: size - _DIGEST_LENGTH])
+                self.tail = bytes(view[size - _DIGEST_LENGTH :])
+            else:
+                joined = self.tail + bytes(view)
+                cut = max(0, len(joined) - _DIGEST_LENGTH)
+                self.digest.update(joined[:cut])
+                self.tail = joined[cut:]
+        return size
+
+    def flush(self) -> None:
+        self.file.flush()
+
+
+def _write_archive(file: IO[bytes], arrays: dict[str, np.ndarray]) -> None:
+    """Write a NumPy archive that `np.load` reads, with its own digest at its end."""
+    stream = _Digesting(file)
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:  # pyright: ignore[reportArgumentType, reportCallIssue]  # It needs only write and flush.
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as entry:
+                np.lib.format.write_array(entry, array, allow_pickle=False)
+        archive.comment = _DIGEST_MARK + b"0" * _DIGEST_LENGTH
+    file.seek(-_DIGEST_LENGTH, os.SEEK_END)
+    file.write(stream.digest.hexdigest().encode())
+
+
+def _check_digest(file: IO[bytes]) -> bool:
+    """Whether a file has a digest at its end; raises `Damaged` if it is not that of the file."""
+    end = file.seek(0, os.SEEK_END) - _DIGEST_LENGTH
+    if end < len(_DIGEST_MARK):
+        return False
+    file.seek(end - len(_DIGEST_MARK))
+    if file.read(len(_DIGEST_MARK)) != _DIGEST_MARK:
+        return False
+    expected, digest = file.read(), hashlib.sha256()
+    file.seek(0)
+    while end > 0:
+        block = file.read(min(_BLOCK, end))
+        if not block:
+            break
+        digest.update(block)
+        end -= len(block)
+    if digest.hexdigest().encode() != expected:
+        raise Damaged("its checksum does not match its content")
+    file.seek(0)
+    return True
 
 
 def _umask() -> int:
@@ -88,14 +228,21 @@ def read(path: str | Path, like: PyTree = None) -> Any:
         like: any value of the saved structure, where it has containers other than dicts, lists and tuples.
     """
     try:
-        with Path(path).open("rb") as opened, np.load(opened, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
+        with Path(path).open("rb") as opened:
+            has_digest = _check_digest(opened)
+            opened.seek(0)
+            with np.load(opened, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
         header = json.loads(str(arrays.pop("header")))
         file_format, description = header["format"], header["value"]
-    except FileNotFoundError:
+        if file_format in _READABLE and file_format >= _FIRST_WITH_DIGEST and not has_digest:
+            raise Damaged("its checksum is missing")
+    except (FileNotFoundError, PermissionError, IsADirectoryError):
         raise
     except (ValueError, LookupError, TypeError, AttributeError, OSError, EOFError, zipfile.BadZipFile) as error:
-        raise _unreadable(path) from error
+        raise _unreadable(path, error) from error
+    except (NotImplementedError, RuntimeError) as error:  # Flags that say how an entry is compressed or encrypted.
+        raise _unreadable(path, error) from error
     if file_format not in _READABLE:
         raise ValueError(
             f"{path} has format {file_format}, and this version reads formats up to {_FORMAT}: load it with the "
@@ -104,11 +251,12 @@ def read(path: str | Path, like: PyTree = None) -> Any:
     try:
         return _decode(description, arrays, like)
     except (LookupError, TypeError) as error:
-        raise _unreadable(path) from error
+        raise _unreadable(path, error) from error
 
 
-def _unreadable(path: str | Path) -> ValueError:
-    return ValueError(f"{path} is not a file that Result.save wrote, or it is damaged.")
+def _unreadable(path: str | Path, error: Exception) -> Damaged:
+    why = f" ({error})" if isinstance(error, Damaged) else ""
+    return Damaged(f"{path} is not a file that Result.save wrote, or it is damaged{why}.")
 
 
 def _encode(value: Any, arrays: dict[str, np.ndarray]) -> dict[str, Any]:

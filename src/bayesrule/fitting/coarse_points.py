@@ -69,7 +69,7 @@ def measure_at_finer_points(
         data: all data.
         key: the key of the fit.
     """
-    finer = _finer(rule, objective, state, data)
+    finer = finer_pieces(rule, objective, state, data)
     if finer is None:
         return None
     if not _judges_bound(rule, objective, state):
@@ -79,7 +79,7 @@ def measure_at_finer_points(
 
 
 def explain_coarse_points(
-    there: AtFinerPoints | None, state: State, data: PyTree, key: Key, tolerance: float
+    there: AtFinerPoints | None, state: State, data: PyTree, key: Key, tolerance: float, *, linearize: bool = True
 ) -> str | None:
     """What is wrong with the points of a fit that converged, and what to do; None if they are fine enough.
 
@@ -89,12 +89,15 @@ def explain_coarse_points(
         data: all data.
         key: the key of the fit.
         tolerance: that of the fit.
+        linearize: whether the distance may be computed, which takes many passes over the data; else the decrement
+            stands for it.
     """
     if there is None:
         return None
     limit = max(_NEGLIGIBLE * math.sqrt(_parameters(state.q)), 10 * tolerance)
     distance, finer = there.decrement, (there.rule, there.objective)
-    if distance > max(_SUSPICIOUS * limit, tolerance) and has_linearization(*finer, state.q):
+    suspicious = linearize and distance > max(_SUSPICIOUS * limit, tolerance)
+    if suspicious and has_linearization(*finer, state.q):
         distance = distance_to_fixed_point(*finer, state, data, key)
     if not distance > limit:
         return None
@@ -105,7 +108,7 @@ def explain_coarse_points(
     )
 
 
-def _finer(
+def finer_pieces(
     rule: Rule, objective: AbstractObjective, state: State, data: PyTree
 ) -> tuple[Rule, AbstractObjective] | None:
     """The rule and the objective at finer grids; None where no grid is in use, or none can be made finer."""

@@ -9,8 +9,11 @@ checkpoint saves and what a progress function sees have one verdict.
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
+
+from jaxtyping import PyTree
 
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
@@ -20,14 +23,17 @@ from .accelerate import accelerate_if_slow, accelerated, confirm, has_linearizat
 from .bound import Bound, judge_bound
 from .coarse_points import AtFinerPoints, explain_coarse_points, measure_at_finer_points
 from .convergence import Watch
-from .explain_stop import explain_cold, explain_slow, explain_stop
+from .explain_stop import explain_cold, explain_skipped, explain_slow, explain_stop
 from .improper import explain_improper, may_be_improper
+from .interrupt import Interrupt
 from .loader import Loader
-from .loop import Carry, copy_for_donation, empty_trace, is_large, run_chunk
+from .loop import Carry, Skips, copy_for_donation, empty_trace, is_large, run_chunk
+from .processes import Together
 from .progress import run_in_chunks
 from .reason import Reason
 from .restart import may_restart, other_start
 from .result import Result
+from .sharding import Placement, on_devices
 
 
 class Driver:
@@ -44,6 +50,8 @@ class Driver:
         microbatches: in how many parts a batch is measured.
         watch: what the test of convergence remembers at the beginning; None for no such test.
         resumed: whether the state is that of an earlier fit, which has its start behind it.
+        skips: how many batches may be skipped; None for none.
+        interrupt: says whether to stop; asked between two steps of a large state.
     """
 
     def __init__(
@@ -59,12 +67,16 @@ class Driver:
         microbatches: int = 1,
         watch: Watch | None = None,
         resumed: bool = False,
+        skips: Skips | None = None,
+        interrupt: Interrupt | None = None,
     ):
+        self.skips, self.interrupt = skips, interrupt
         self.rule, self.objective, self.data, self.key, self.tolerance = rule, objective, loader.data, key, tolerance
         self.order, self.steps, self.watch = loader.initial_order(), steps, watch
         self.full_batch = loader.batch_size is None
         self.first = int(state.count) if resumed else 0
         self.diagnose = tolerance is not None or self.full_batch
+        self.sharding, self.together = loader.sharding, Together(loader.sharding)
         self.how: Any = {"batch_size": loader.batch_size, "diagnose": self.diagnose, "microbatches": microbatches}
         self.single_steps = is_large(state)
         # The q that the fit began from, until its first chunk has shown that steps can be taken from there.
@@ -73,6 +85,22 @@ class Driver:
         self.confirmable = tolerance is not None and self.full_batch and has_linearization(rule, objective, state.q)
         self._verdict: tuple[Any, tuple[Reason, str | None]] | None = None
         self._at_finer_points: tuple[State, AtFinerPoints | None] | None = None
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to end here; a fit on a stream ends its thread."""
+
+    @property
+    def position(self) -> Any:
+        """What has to be saved with a checkpoint of where the data are, where the number of steps does not tell."""
+        return None
+
+    @property
+    def seen_data(self) -> PyTree:
+        """The data of the last step, or more of them."""
+        return self.data
 
     @property
     def returns_to_start(self) -> bool:
@@ -102,8 +130,9 @@ class Driver:
 
     def begin(self, state: State) -> Carry:
         """The carry before the first step from a state, whose arrays are donated."""
-        trace = empty_trace(self.steps, self.diagnose)
-        return Carry(state, self.order, trace, watch=copy_for_donation(self.watch))
+        trace = empty_trace(self.steps, self.diagnose, self.skips is not None)
+        watch, skips = copy_for_donation((self.watch, self.skips))
+        return Carry(state, self.order, trace, watch=watch, skips=skips)
 
     def at(self, state: State) -> Driver:
         """The driver of another start of the same fit."""
@@ -143,7 +172,7 @@ class Driver:
         carry = self.decide(carry, int(carry.state.count))
         if Reason.of(int(carry.code)) is not Reason.STEPS:
             return carry, Reason.of(int(carry.code))
-        return run_in_chunks(self.chunk, carry, self.last, lambda carry: None)
+        return run_in_chunks(self.chunk, carry, self.last, lambda carry: None, together=self.together)
 
     def plain_steps(self, carry: Carry) -> Carry:
         """All steps in one chunk, without decisions on the way."""
@@ -153,20 +182,31 @@ class Driver:
         carry = self._call(rule, carry, until)
         if self.single_steps:
             while int(carry.state.count) < until and Reason.of(int(carry.code)) is Reason.STEPS:
+                if self.interrupt is not None and self.interrupt.requested:
+                    break
                 carry = self._call(rule, carry, until)
         return carry
 
     def _call(self, rule: Rule, carry: Carry, until: int) -> Carry:
         how = {**self.how, "single": True} if self.single_steps else self.how
+        if self.sharding is not None:
+            carry = on_devices(self.sharding.mesh, carry, numbers=True)
+            how = {**how, "placement": Placement.of(self.sharding, carry)}
         return run_chunk(rule, self.objective, self.data, self.key, self.tolerance, self.first, until, carry, **how)
 
     def judge(self, result: Result) -> Result:
         """The result, which has the reason and the explanation that it deserves as soon as one of them is asked for."""
-        result.note = explain_cold(self.rule, result.state)
+        result.note = self.note(result.state, result.loop_reason, result.skipped)
         if result.loop_reason is not Reason.STEPS or result.steps >= self.last:
             plain = Result(result.state, result.loop_reason, result.trace, result.key, result.normalized, None)
             result.judged_by(partial(self._verdict_on, plain))
         return result
+
+    def note(self, state: State, reason: Reason, skipped: int) -> str | None:
+        """What is to be said of a fit whatever ended it."""
+        limit = 0 if self.skips is None else int(self.skips.allowed)
+        notes = explain_cold(self.rule, state), explain_skipped(reason, skipped, limit)
+        return " ".join(filter(None, notes)) or None
 
     def bound(self, state: State) -> Bound:
         """The evidence lower bound at a state and its error: as the verdict has measured it, if it has."""
@@ -174,6 +214,17 @@ class Driver:
         if judged is state and there is not None and there.bound is not None:
             return there.bound
         return judge_bound(self.rule, self.objective, state, self.data, self.key)
+
+    def sites(self, q: Any) -> Callable[[], Any] | None:
+        """What sums the sites of all rows, where they are not in the state but with the parts of the data."""
+        return None
+
+    linearizes: bool = True
+    """Whether the steps can be differentiated on all data, for the distance to their fixed point."""
+
+    def measure_at_finer_points(self, result: Result) -> AtFinerPoints | None:
+        """What finer points than those of the fit say of the q of a result; None where there are none."""
+        return measure_at_finer_points(self.rule, self.objective, result.state, self.data, self.key)
 
     def improper(self, result: Result) -> str | None:
         """What to say where the fit has no posterior to converge to; None if it has one, or that is not known."""
@@ -204,9 +255,11 @@ class Driver:
             if explanation is not None and not result.normalized:
                 explanation += " If they never suffice: without a proper prior the posterior may be improper."
         if reason is Reason.CONVERGED and self.full_batch and self.tolerance:
-            there = measure_at_finer_points(rule, self.objective, result.state, self.data, self.key)
+            there = self.measure_at_finer_points(result)
             self._at_finer_points = result.state, there
-            coarse = explain_coarse_points(there, result.state, self.data, self.key, self.tolerance)
+            coarse = explain_coarse_points(
+                there, result.state, self.data, self.key, self.tolerance, linearize=self.linearizes
+            )
             if coarse is not None:
                 return Reason.COARSE_POINTS, coarse
         return reason, explanation

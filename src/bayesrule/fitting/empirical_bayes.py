@@ -40,6 +40,7 @@ from .loader import Loader
 from .loop import Carry, copy_for_donation, iterate
 from .loop import run as run_to_end
 from .maximize import check_positive, maximize
+from .parts import on_device
 from .progress import run_in_chunks
 from .reason import Reason
 from .result import Result
@@ -391,7 +392,7 @@ def _alternate(
     fixed = to_logs({name: hyper[name] for name in held}) if held else None
     logs = to_logs({name: value for name, value in hyper.items() if name not in held} if held else hyper)
     values_at = lambda logs: jax.tree.map(np.exp, join(logs, fixed))
-    data = jax.tree.map(jnp.asarray, data)  # on the device, once for all fits
+    data = on_device(data)  # once for all fits
     extrapolation, current_tolerance = Extrapolation(), max(tolerance, _COARSE_TOLERANCE)
     fits, settled, result = 0, False, None
     while result is None or fits < rounds:

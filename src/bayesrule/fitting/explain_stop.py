@@ -101,6 +101,26 @@ def explain_cold(rule: Rule, state: State) -> str | None:
     )
 
 
+def explain_skipped(reason: Reason, skipped: int, limit: int) -> str | None:
+    """How many batches were skipped because they were not finite, and what to do about it; None if none were.
+
+    Args:
+        reason: why the fit ended.
+        skipped: how many were skipped.
+        limit: how many may be.
+    """
+    if not skipped:
+        return None
+    batches = "1 batch was" if skipped == 1 else f"{skipped} batches were"
+    said = f"{batches} skipped because the loss or one of its derivatives was not finite there"
+    if reason is not Reason.NOT_FINITE:
+        return f"{said}: look for NaN, infinities or extreme values in the data."
+    return (
+        f"{said}, and another is not finite, which is more than skip_nonfinite={limit} allows: if they are few rows of "
+        "the data, mend or remove them, or allow more; if every batch is so by now, q has diverged: lower the rate."
+    )
+
+
 def _recent_contraction(trace: dict[str, np.ndarray]) -> float | None:
     """By which factor the last steps have shrunk from one to the next; None where there are too few to tell."""
     recent = trace.get("decrement", np.zeros(0))[-2 * _RECENT :]

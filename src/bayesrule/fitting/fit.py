@@ -33,15 +33,20 @@ from ..rule.rule import Rule
 from ..rule.state import State
 from ..rule.update import planned
 from .accelerate import PATIENCE
+from .checkpointing import Checkpoint, Checkpointing
 from .convergence import first_watch
 from .driver import Driver
-from .explain_stop import explain_cold
+from .load import driver_of, load, refuse_outside_memory
 from .loader import Loader, batches_per_epoch
-from .loop import Carry, copy_for_donation, move_for_donation
+from .loop import Carry, Skips, copy_for_donation, move_for_donation
 from .minima import minima
+from .parts_driver import without_local
+from .processes import Together
 from .progress import ProgressBar, run_in_chunks
 from .reason import Reason
 from .result import Result
+from .sharded_checkpoint import ShardedCheckpoint
+from .sharding import on_devices, rows_on_devices, state_on_devices
 from .starts import SCALES, Lanes, bounds_of, choose, dispersed, fits_in_memory, run_chunk_together
 from .unused import unused_parameters
 from .validation import Metric, Validation
@@ -58,7 +63,7 @@ def fit(
     key: Key | None = None,
     tolerance: float | None = None,
     progress: bool | Callable[[Result], None] = False,
-    checkpoint: str | Path | None = None,
+    checkpoint: Checkpoint | ShardedCheckpoint | str | Path | None = None,
     microbatches: int = 1,
     check: bool = False,
     starts: int = 1,
@@ -67,6 +72,7 @@ def fit(
     patience: int | None = None,
     on_step: Callable[[Result], bool | None] | None = None,
     every: int | None = None,
+    skip_nonfinite: int = 0,
 ) -> Result:
     """Run the rule on an objective for a number of steps, or until q is within `tolerance` of the optimum.
 
@@ -83,7 +89,9 @@ def fit(
             their places, and `result.frozen` has them (see `freeze`). Where a model's
             likelihood cannot be integrated over it, because it is too wide, `cvi` and `ncvmp` begin from a narrower q
             with its mean, if that has a higher bound than what was reached from the start.
-        data: A pytree of arrays with one row per example (or `Weighted`).
+        data: A pytree of arrays with one row per example (or `Weighted`), or a `stream` of them, whose rows are read as
+            they are needed. With `batch_size`, arrays of `np.memmap` are a stream by themselves. Without it every step
+            on a stream is a pass over its rows, and so it is on data in parts (`Parts`, Dask's partitions).
         steps: The number of steps to take, at most. On mini-batches, without a tolerance, it is also what a `WarmUp`
             rises over and a constant rate in Adam's units falls over; with those of an earlier result where that is the
             start.
@@ -97,15 +105,19 @@ def fit(
             steps goes on with Anderson acceleration, which has the same fixed points.
         progress: True shows a progress bar. A function is called a few times a second with the result so far, whose
             arrays it may read only until it returns.
-        checkpoint: A file that is rewritten while the fit runs. `load` it and pass it as `start` to resume.
+        checkpoint: A file that is rewritten while the fit runs, about every 30 seconds, at its end, at Ctrl-C and at
+            SIGTERM, which then exits with the code 143. `load` it and pass it as `start` to resume. A `Checkpoint` says
+            how often, how many earlier ones are kept, and at which signals; a `ShardedCheckpoint` is for parameters
+            that are too large for one process.
         microbatches: Measure each batch in so many parts, one after another, with the memory of one part.
         check: Raise if the bound falls from one step to the next, which it never does with ρ = 1 and conjugate factors.
         starts: Run from so many starts side by side, the given one and others drawn around it (needs a key), and return
             the best by its bound; `result.starts` says how many agree. For posteriors with several modes: differential
             equations, hidden Markov models, mixtures. A Gaussian is moved to points drawn at one, two and four of its
             own standard deviations in turn, so that a wide start looks far; `fitting/starts.py` has the other families.
-        validation: Data like `data` on which metrics are evaluated along the way; `result.validation` has their values,
-            and a progress bar shows the last. "loss" is the mean loss of an example at q's mean, without the prior.
+        validation: Data like `data`, or a stream of them, on which metrics are evaluated along the way;
+            `result.validation` has their values, and a progress bar shows the last. "loss" is the mean loss of an
+            example at q's mean, without the prior.
         metrics: Further metrics, functions of q and the validation data by name: `{"nll": f}`.
         patience: End the fit when the first metric ("loss", if there are no others) has not become smaller in so many
             evaluations, and return the best state, whatever ends the fit.
@@ -113,6 +125,11 @@ def fit(
             only until it returns. The fit ends where it returns True.
         every: After how many steps to evaluate and to call `on_step`; by default an epoch, or with full batches a
             hundredth of all steps.
+        skip_nonfinite: Skip up to so many mini-batches whose loss, gradient or curvature is not finite, those before a
+            resumption included; one more ends the fit. A skipped batch changes nothing and is no step: the fit goes on
+            with the next batch as if this one had not been there, so that averages and schedules are those of the steps
+            that were taken, and `steps` of them are. `result.skipped` counts them, and `result.trace["skipped"]` has
+            how many were skipped before each step.
 
     Returns:
         The `Result`: the posterior `q`, the `reason` why the fit ended, and a `trace` with one value per step.
@@ -143,7 +160,8 @@ def fit(
     steps = nonnegative_int("steps", steps, meaning="how many steps to take")
     if microbatches != 1 and not objective.splits_batches:
         raise ValueError("A model measures its batch as a whole: remove microbatches=, and take a smaller batch_size.")
-    loader = Loader.of(objective, data, batch_size)
+    loader = load(objective, data, batch_size)
+    refuse_outside_memory(loader, rule, starts)
     adapted, data = objective.with_size(loader.rows).for_data(loader.data)
     objective, loader = adapted, loader._replace(data=data)
     if rule.steps.acceleration is not None and (loader.batch_size is not None or objective.random):
@@ -152,6 +170,8 @@ def fit(
             "batch_size=, or the acceleration from the rule's steps."
         )
     resumed, given_key = start if isinstance(start, Result) else None, key
+    skips = _skips(skip_nonfinite, resumed, loader)
+    checkpoints = Checkpointing(checkpoint, Together(loader.sharding))
     random = rule.points.random or loader.batch_size is not None or objective.random
     key = resolve_key(resumed.key if resumed is not None and key is None else key, random)
     if check and random:
@@ -163,22 +183,31 @@ def fit(
     if starts > 1:
         follows = "validation=" if validation is not None else "on_step=" if on_step is not None else None
         _check_several_starts(rule, resumed, given_key, checkpoint, progress, follows)
+    place = (lambda tree: tree) if loader.sharding is None else partial(on_devices, loader.sharding.mesh)
+    rule, objective, key = place((rule, objective, key))
     # A fit on all data, or until it converges, has no number of steps that a warm-up could be a part of.
     horizon = steps if loader.batch_size is not None and tolerance is None else None
     if resumed is None:
-        state = rule.init(start, objective, key, horizon=horizon)
+        start = place(start)
+        # On data in parts the local blocks of a model are no part of q.
+        state = rule.init(start, objective if loader.parts is None else without_local(objective), key, horizon=horizon)
     else:
-        state = resumed.state
+        state = place(resumed.state)
         if horizon is not None and state.horizon is not None and int(state.count) + steps != int(state.horizon):
             state = planned(rule, state, int(state.count) + steps)
-    objective.check_data(state.q, loader.data)
+    if loader.sharding is not None:
+        state = state_on_devices(loader.sharding.mesh, state)
+        state = rows_on_devices(loader.sharding, objective, state, loader.rows)
+    if loader.parts is None or without_local(objective) is objective:
+        objective.check_data(state.q, loader.data)
     if loader.batch_size is not None and is_bare:
         _warn_of_unused(objective, start, loader.data)
     normalized = objective.regularizer.normalized(state.q.component_prototype.gaussian)
+    checkpoints.check(state)
     watch = None
     if tolerance is not None:
         watch = first_watch() if resumed is None or resumed.watch is None else resumed.watch
-    driver = Driver(
+    driver = driver_of(loader, resumed)(
         rule,
         objective,
         loader,
@@ -189,6 +218,8 @@ def fit(
         microbatches=microbatches,
         watch=watch,
         resumed=resumed is not None,
+        skips=skips,
+        interrupt=checkpoints.interrupt,
     )
 
     looks, every = None, _interval(every, steps, objective, loader, validation is not None or on_step is not None)
@@ -206,6 +237,16 @@ def fit(
         _refuse_traced((carry.code, carry.trace))  # where the objective is a function made inside of the trace
         return carry
 
+    def result_at(carry: Carry, reason: Reason) -> Result:
+        """The result so far, for checkpoints and the user's functions."""
+        so_far = Result.of(carry, reason, driver.first, key, normalized)
+        if reason is not Reason.INTERRUPTED:  # Else nobody has the time for a verdict.
+            so_far = driver.judge(so_far)
+        so_far.frozen, so_far.position = frozen_arrays, driver.position
+        if looks is not None:
+            so_far.validation, so_far.best = looks.trace(), looks.best
+        return so_far
+
     def after_chunk(carry: Carry) -> bool:
         count = int(carry.state.count)
         done, stop = count - driver.first, False
@@ -216,28 +257,29 @@ def fit(
         bar.update(done, carry.trace, "" if looks is None else looks.text())
         if check:
             _check_rising(np.asarray(carry.trace["bound"])[:done])
-        calls = on_step is not None and due
-        if checkpoint is not None or callable(progress) or calls:
-            so_far = Result.of(carry, Reason.of(int(carry.code)), driver.first, key, normalized)
-            so_far = driver.judge(so_far)
-            so_far.frozen = frozen_arrays
-            if looks is not None:
-                so_far.validation, so_far.best = looks.trace(), looks.best
-            if checkpoint is not None:
-                so_far.save(checkpoint)
+        calls, saves = on_step is not None and due, checkpoints.is_due()
+        if saves or callable(progress) or calls:
+            so_far = result_at(carry, Reason.of(int(carry.code)))
+            if saves:
+                checkpoints.after(so_far)
             if callable(progress):
                 progress(so_far)
             if calls and on_step is not None:
                 stop = bool(on_step(so_far)) or stop
         return stop
 
-    with ProgressBar(progress is True, steps) as bar:
+    rows = loader.batch_size or loader.rows
+    with ProgressBar(progress is True and driver.together.is_first, steps, rows) as bar, driver:
         if starts == 1:
             if resumed is not None or driver.returns_to_start:
                 carry = driver.begin(copy_for_donation(state))
             else:
                 carry = driver.begin(move_for_donation(state, (start, objective, rule, loader.data)))
-            record, (carry, reason) = None, run_in_chunks(chunk, carry, driver.last, after_chunk)
+            with checkpoints:
+                interrupt = checkpoints.interrupt
+                carry, reason = run_in_chunks(chunk, carry, driver.last, after_chunk, interrupt, driver.together)
+                checkpoints.end(partial(result_at, carry, reason))
+            record = None
         else:
             ends = _run_starts(driver, state, starts, bar)
             record = choose(_bounds_of_ends(rule, objective, loader, ends, key), [reason for _, reason in ends])
@@ -247,9 +289,12 @@ def fit(
         reason = Reason.STOPPED  # It is the last state that has converged, and not the best one, which is returned.
     q = state.q
     if reason is Reason.NOT_FINITE and int(state.count) == driver.first:
-        cause = objective.explain_not_finite(q, loader.data)
+        cause = objective.explain_not_finite(q, driver.seen_data)
         if cause is not None:
             raise ValueError(f"The first step is not finite: {cause}.")
+    loo = None
+    if isinstance(objective, Model) and loader.in_memory:
+        loo = partial(leave_one_out, objective, q, loader.data)
     result = Result.of(
         carry,
         reason,
@@ -258,15 +303,15 @@ def fit(
         normalized,
         bound=partial(driver.bound, state) if loader.batch_size is None else None,
         minima=None if rule.search is None else partial(minima, rule, objective, state, loader.data),
-        loo=partial(leave_one_out, objective, q, loader.data) if isinstance(objective, Model) else None,
+        loo=loo,
         starts=record,
     )
-    result = driver.judge(result)
-    result.frozen = frozen_arrays
+    result = driver.judge(result).with_sites(driver.sites(q))
+    result.frozen, result.position = frozen_arrays, driver.position
     if looks is not None:
         result.validation = looks.trace()
     if looks is not None and looks.best is not None:
-        result.state, result.note = state, explain_cold(rule, state)
+        result.state, result.note = state, driver.note(state, reason, result.skipped)
     if record is not None:
         result.starts = record.with_verdict(result.reason)
     improper = driver.improper(result)
@@ -307,7 +352,7 @@ def _run_starts(driver: Driver, state: State, starts: int, bar: ProgressBar) -> 
         ends: list[tuple[Carry, Reason]] = []
         for one, carry in zip(drivers, carries, strict=True):
             if not ends or ends[-1][1] is not Reason.INTERRUPTED:
-                ends.append(run_in_chunks(one.chunk, carry, one.last, lambda carry: None))
+                ends.append(run_in_chunks(one.chunk, carry, one.last, lambda carry: None, together=one.together))
         return ends
 
     def together(lanes: Lanes, until: int) -> Lanes:
@@ -320,7 +365,7 @@ def _run_starts(driver: Driver, state: State, starts: int, bar: ProgressBar) -> 
         bar.update(int(lanes.state.count), carry.trace)
 
     last = driver.last if driver.faster is None else min(driver.last, PATIENCE)
-    lanes, reason = run_in_chunks(together, Lanes.of(carries), last, after_chunk)
+    lanes, reason = run_in_chunks(together, Lanes.of(carries), last, after_chunk, together=driver.together)
     return [one.finish(*end) for one, end in zip(drivers, lanes.separate(reason), strict=True)]
 
 
@@ -361,6 +406,17 @@ def _interval(every: int | None, steps: int, objective: AbstractObjective, loade
     if loader.batch_size is not None:
         return batches_per_epoch(objective, loader.rows, loader.batch_size)
     return max(1, steps // 100)
+
+
+def _skips(skip_nonfinite: int, resumed: Result | None, loader: Loader) -> Skips | None:
+    """How many batches may be skipped, and how many were before a resumption; None where both are 0."""
+    limit = nonnegative_int("skip_nonfinite", skip_nonfinite, meaning="how many batches may be skipped")
+    if limit and loader.batch_size is None:
+        raise ValueError(
+            "skip_nonfinite= skips mini-batches, and this fit sees all data in every step, which would be as little "
+            "finite in the next one: pass batch_size=, or remove the rows that are not finite from the data."
+        )
+    return None if loader.batch_size is None else Skips.of(0 if resumed is None else resumed.skipped, limit)
 
 
 _STARTS = 0x57A7  # Folded into the key of a fit for the keys of its further starts.

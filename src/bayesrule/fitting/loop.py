@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
@@ -29,8 +31,9 @@ from ..rule.rule import Rule
 from ..rule.state import State
 from ..rule.update import guard_of, is_mixture, measure, rejects_by_zero_rate, with_factors
 from .convergence import Watch, first_watch, judge
-from .loader import batches_per_epoch, select_batch
+from .loader import batches_per_epoch, has_batch, select_batch, total_rows
 from .reason import Reason
+from .sharding import Placement
 
 
 class Carry(NamedTuple):
@@ -43,6 +46,7 @@ class Carry(NamedTuple):
         code: the `Reason.code` of what ended the loop. It is 0, the code of `Reason.STEPS`, while nothing has; a loop
             that takes all its steps ends with it.
         watch: what the test of convergence remembers of former steps; None where there is none.
+        skips: how many batches were skipped and how many may be; None where none may be, and none was.
     """
 
     state: Any
@@ -50,13 +54,43 @@ class Carry(NamedTuple):
     trace: dict[str, Any]
     code: Array | int = 0
     watch: Watch | None = None
+    skips: Skips | None = None
+
+    @property
+    def position(self) -> Any:
+        """The number of batches before the next one: of those that were stepped on, and of those that were skipped."""
+        return self.state.count if self.skips is None else self.state.count + self.skips.skipped
 
 
-def empty_trace(steps: int, diagnose: bool) -> dict[str, np.ndarray]:
-    """The trace before the first of `steps` steps; `diagnose` adds the bound and the decrement."""
+class Skips(NamedTuple):
+    """Batches that are passed over because their loss or its derivatives are not finite.
+
+    A skipped batch leaves the state as it was, its count included: the rate's schedule, averages and momentum are those
+    of the steps that were taken, and the batch that follows takes the place of the one that was skipped.
+
+    Attributes:
+        skipped: how many were skipped so far.
+        allowed: how many may be.
+    """
+
+    skipped: Array | np.ndarray
+    allowed: Array | np.ndarray
+
+    @staticmethod
+    def of(skipped: int, allowed: int) -> Skips | None:
+        """So many skipped of so many; None where both are 0."""
+        return Skips(np.asarray(skipped, np.int32), np.asarray(allowed, np.int32)) if skipped or allowed else None
+
+
+def empty_trace(steps: int, diagnose: bool, skips: bool = False) -> dict[str, np.ndarray]:
+    """The trace before the first of `steps` steps.
+
+    `diagnose` adds the bound and the decrement, and `skips` the number of batches that were skipped before each step.
+    """
     dtype = jnp.result_type(float)
     names = ("objective", "rate", "fraction") + (("bound", "decrement") if diagnose else ())
-    return {name: np.full(steps, np.nan, dtype) for name in names} | {"guard": np.zeros(steps, bool)}
+    trace = {name: np.full(steps, np.nan, dtype) for name in names} | {"guard": np.zeros(steps, bool)}
+    return trace | {"skipped": np.zeros(steps, np.int32)} if skips else trace
 
 
 def copy_for_donation(tree: PyTree) -> PyTree:
@@ -66,8 +100,10 @@ def copy_for_donation(tree: PyTree) -> PyTree:
     strong ones and a second chunk of other types would be compiled again.
     """
     leaves, structure = jax.tree.flatten(tree)
-    strong = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array) and not getattr(x, "weak_type", False)]
-    # Not `x.copy()`, which compiles a program for every shape, and JAX keeps those without a bound.
+    is_here = lambda x: isinstance(x, jax.Array) and (isinstance(x, Tracer) or x.is_fully_addressable)
+    strong = [i for i, x in enumerate(leaves) if is_here(x) and not getattr(x, "weak_type", False)]
+    # Not `x.copy()`, which compiles a program for every shape, and JAX keeps those without a bound. (Only arrays on
+    # devices of other processes have no other way.)
     copies = jax.device_put([leaves[i] for i in strong], may_alias=False)
     copied = dict(zip(strong, copies, strict=True))
 
@@ -114,6 +150,7 @@ def iterate(
     restore: bool = True,
     fixed_steps: int | None = None,
     single: bool = False,
+    sharding: NamedSharding | None = None,
 ) -> Carry:
     """Call `advance` until the state's count is `until`, or a step converges or cannot be taken.
 
@@ -122,7 +159,8 @@ def iterate(
             and `decrement` and `moved` where there is a tolerance.
         carry: where to begin.
         objective: builds the batches.
-        data: all data; every step sees them where there is no batch size.
+        data: all data; every step sees them where there is no batch size. A `BatchGroup` ends the loop with its last
+            batch.
         keys: the key that shuffles, and the key from which each step's is folded.
         first: the count at the beginning of the trace.
         until: the count at which to stop.
@@ -136,30 +174,37 @@ def iterate(
         fixed_steps: the number of steps to `until` where it is known to the compiler. The loop is then a scan, which
             has a reverse mode.
         single: take one step, and no loop; the caller knows that one is due.
+        sharding: how the rows of a batch are divided among devices.
 
     Returns:
         The carry after the last step.
     """
     shuffle_key, step_key = keys
     if batch_size is not None:  # One mini-batch may have a small gradient by chance, so a whole epoch is judged.
-        window = max(window, batches_per_epoch(objective, objective.rows(data), batch_size))
+        window = max(window, batches_per_epoch(objective, total_rows(objective, data), batch_size))
 
     def unfinished(loop: tuple[Carry, Any]) -> Array:
         carry = loop[0]
-        return (carry.state.count < until) & (carry.code == Reason.STEPS.code)
+        return (carry.state.count < until) & (carry.code == Reason.STEPS.code) & has_batch(data, carry.position)
 
     def body(loop: tuple[Carry, Any]) -> tuple[Carry, Any]:
-        (state, order, trace, _, watch), measured = loop
-        batch = data
+        (state, order, trace, _, watch, skips), measured = loop
+        batch, position = data, loop[0].position
         if batch_size is not None:
-            batch, order = select_batch(objective, data, shuffle_key, order, state.count, batch_size)
-        new, info, measured = advance(state, batch, jax.random.fold_in(step_key, state.count), measured)
-        converged, lost = jnp.zeros((), bool), jnp.zeros((), bool)
+            batch, order = select_batch(objective, data, shuffle_key, order, position, batch_size, sharding)
+        new, info, measured = advance(state, batch, jax.random.fold_in(step_key, position), measured)
+        converged, lost, watch_before = jnp.zeros((), bool), jnp.zeros((), bool), watch
         if tolerance is not None and watch is not None:
             watch, converged, lost = judge(watch, jax.lax.stop_gradient(info), state.count, tolerance, window, gain)
         code = _reason_code(info, converged, lost)
         place = state.count - first
-        recorded = {name: getattr(info, name) for name in trace}
+        recorded = {name: getattr(info, name) for name in trace if name != "skipped"}
+        if skips is not None:
+            skipped = ~info.finite & (skips.skipped < skips.allowed)
+            code = jnp.where(skipped, Reason.STEPS.code, code)
+            watch = jax.tree.map(lambda after, before: jnp.where(skipped, before, after), watch, watch_before)
+            skips = skips._replace(skipped=skips.skipped + skipped)
+            recorded["skipped"] = trace["skipped"][place] + skipped
         if "decrement" in recorded:  # It judges a fit and is nothing to optimise, and has no derivative at 0.
             recorded["decrement"] = jax.lax.stop_gradient(recorded["decrement"])
         trace = {name: values.at[place].set(recorded[name]) for name, values in trace.items()}
@@ -167,7 +212,7 @@ def iterate(
         if restore:
             new = jax.tree.map(lambda n, o: jnp.where(accepted, n, o), new, state)
         new = dataclasses.replace(new, count=jnp.where(accepted, new.count, state.count))
-        return Carry(new, order, trace, code, watch), measured
+        return Carry(new, order, trace, code, watch, skips), measured
 
     if single:
         return body((carry, measured))[0]
@@ -201,6 +246,7 @@ def take_steps(
     microbatches: int = 1,
     fixed_steps: int | None = None,
     single: bool = False,
+    placement: Placement | None = None,
 ) -> Carry:
     """Steps of a rule until a count is reached or something ends the fit.
 
@@ -219,6 +265,7 @@ def take_steps(
         microbatches: the number of parts in which a batch is measured.
         fixed_steps: the number of steps to `until`, for a loop with a reverse mode (see `iterate`).
         single: take one step, and no loop (see `is_large`).
+        placement: on which devices the rows of a batch and the arrays of the carry are; None on one device.
 
     Returns:
         The carry after the last step.
@@ -243,8 +290,10 @@ def take_steps(
         measured = measured if is_mixture(q) else with_factors(q, measured)
     # A rule that rejects a step by rate 0 returns the old state itself; keeping a second copy would double the memory.
     restore = not (rule.guard.always_inside and rejects_by_zero_rate(rule, carry.state.q))
+    # It has brought q to the step's temperature, though, which matters where the fit goes on after it.
+    restore = restore or (carry.skips is not None and rule.steps.temperature_schedule is not None)
     shuffle_key, step_key = jax.random.split(key)
-    return iterate(
+    last = iterate(
         advance,
         carry,
         objective,
@@ -254,13 +303,15 @@ def take_steps(
         until,
         batch_size=batch_size,
         tolerance=tolerance,
-        window=_window(rule, objective),
+        window=judging_window(rule, objective),
         gain=has_point_mass(carry.state.q),
         measured=measured,
         restore=restore,
         fixed_steps=fixed_steps,
         single=single,
+        sharding=None if placement is None else placement.rows,
     )
+    return last if placement is None else placement.constrain(last)
 
 
 def with_shared_jacobians(objective: AbstractObjective, q: Any, data: PyTree) -> PyTree:
@@ -272,9 +323,9 @@ def with_shared_jacobians(objective: AbstractObjective, q: Any, data: PyTree) ->
     return examples.linearized(member.mean, data, shared=member.structure.shares_features)
 
 
-run_chunk = compiled(static=("batch_size", "diagnose", "microbatches", "fixed_steps", "single"), donate="carry")(
-    take_steps
-)
+run_chunk = compiled(
+    static=("batch_size", "diagnose", "microbatches", "fixed_steps", "single", "placement"), donate="carry"
+)(take_steps)
 """`take_steps`, compiled, with the carry's buffers donated."""
 
 _LARGE = 2**22
@@ -292,7 +343,7 @@ def is_large(state: State) -> bool:
 _WINDOW = 10
 
 
-def _window(rule: Rule, objective: AbstractObjective) -> int:
+def judging_window(rule: Rule, objective: AbstractObjective) -> int:
     """Over how many steps convergence is judged: one, or several where a single decrement says little.
 
     The decrement is random where the points are, and under momentum or an average of gradients q swings around the

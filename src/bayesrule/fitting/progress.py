@@ -1,26 +1,32 @@
-"""What surrounds the compiled loop: chunks of steps, Ctrl-C between them, the progress bar, and BLAS threads."""
+"""What surrounds the compiled loop: chunks of steps, requests to stop between them, the progress bar, BLAS threads."""
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from types import FrameType
 from typing import Any
 
+from .interrupt import Interrupt
+from .processes import Together
 from .reason import Reason
 
 # A chunk is one call of the compiled loop, during which Python cannot react: it should be short enough for Ctrl-C and
-# a progress bar, and long enough that calls cost nothing. It starts small and doubles until it takes this long.
+# a progress bar, and long enough that calls cost nothing. It starts small, doubles until it takes this long, and is
+# halved where it takes much longer: a batch system leaves a process some thirty seconds to save itself.
 _FIRST_CHUNK_STEPS = 16
-_CHUNK_SECONDS = 0.25
+CHUNK_SECONDS = 0.25
+_LONG_CHUNK_SECONDS = 2.0
 
 
 def run_in_chunks(
-    run_chunk: Callable[[Any, int], Any], carry: Any, last: int, after_chunk: Callable[[Any], bool | None]
+    run_chunk: Callable[[Any, int], Any],
+    carry: Any,
+    last: int,
+    after_chunk: Callable[[Any], bool | None],
+    interrupt: Interrupt | None = None,
+    together: Together | None = None,
 ) -> tuple[Any, Reason]:
     """Call the compiled loop on a few steps at a time, until all are taken, something ends them, or Ctrl-C.
 
@@ -30,13 +36,16 @@ def run_in_chunks(
         last: the count at which all steps are taken.
         after_chunk: called with the carry after every chunk, before the next one donates its buffers. Where it returns
             True, no other follows.
+        interrupt: what turns Ctrl-C and signals into requests to stop, entered by the caller; by default Ctrl-C alone.
+        together: the processes that take these steps, which have to agree on when to stop; None for one.
 
     Returns:
         The carry after the last chunk that ended, and why no other followed it.
     """
     done = int(carry.state.count)
     chunk_steps = min(last - done, _FIRST_CHUNK_STEPS)
-    with Interrupt() as interrupt:
+    together = Together() if together is None else together
+    with Interrupt() if interrupt is None else nullcontext(interrupt) as interrupt:
         try:
             while done < last:
                 began = time.perf_counter()
@@ -44,56 +53,48 @@ def run_in_chunks(
                     carry = run_chunk(carry, min(done + chunk_steps, last))
                     reason = Reason.of(int(carry.code))  # waits for the chunk to end
                 done = int(carry.state.count)
-                stop = after_chunk(carry)
+                stop = bool(after_chunk(carry))
+                # A step needs all processes, so that none may decide for itself by its clock or its signals.
+                now = time.perf_counter() - began, stop, interrupt.requested
+                seconds, stop, requested = together.largest(*now)
                 if reason is not Reason.STEPS:
                     return carry, reason
                 if stop:
                     return carry, Reason.STOPPED
-                if interrupt.requested:
+                if requested:
                     return carry, Reason.INTERRUPTED
-                if time.perf_counter() - began < _CHUNK_SECONDS:
+                if seconds < CHUNK_SECONDS:
                     chunk_steps *= 2
+                elif seconds > _LONG_CHUNK_SECONDS:
+                    chunk_steps = max(1, chunk_steps // 2)
         except KeyboardInterrupt:
             return carry, Reason.INTERRUPTED
     return carry, Reason.STEPS
 
 
-class Interrupt:
-    """Turns Ctrl-C into a request that is read between two chunks, so that none is lost; a second Ctrl-C acts at once.
+class ProgressBar:
+    """A progress bar: the latest bound (or objective), steps, rows per second, and the time that is left.
 
-    Only the main thread can handle signals; in another thread nothing is changed.
+    Args:
+        shown: whether there is one at all.
+        steps: how many steps the fit takes, at most.
+        rows: how many rows of data each of them sees; 0 for a function without data.
     """
 
-    def __init__(self) -> None:
-        self.requested = False
-
-    def __enter__(self) -> Interrupt:
-        self.handles_signals = threading.current_thread() is threading.main_thread()
-        if self.handles_signals:
-            self.previous_handler = signal.signal(signal.SIGINT, self._request)
-        return self
-
-    def _request(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
-
-    def __exit__(self, *_: object) -> None:
-        if self.handles_signals:
-            signal.signal(signal.SIGINT, self.previous_handler)
-
-
-class ProgressBar:
-    """A progress bar with the latest bound (or objective); nothing where it is not `shown`."""
-
-    def __init__(self, shown: bool, steps: int):
-        self.bar = None
+    def __init__(self, shown: bool, steps: int, rows: int = 0):
+        self.bar, self.rows, self.began, self.before = None, rows, None, 0
         if shown:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[speed]}"),
+                TimeRemainingColumn(),
+            )
             self.bar = Progress(*columns)
-            self.task = self.bar.add_task("fitting", total=steps)
+            self.task = self.bar.add_task("fitting", total=steps, speed="")
 
     def __enter__(self) -> ProgressBar:
         if self.bar is not None:
@@ -105,7 +106,20 @@ class ProgressBar:
         if self.bar is not None and done:
             name = "bound" if "bound" in trace else "objective"
             text = f"{name} {float(trace[name][done - 1]):.6g}"
-            self.bar.update(self.task, completed=done, description=f"{text}, validation {more}" if more else text)
+            text = f"{text}, validation {more}" if more else text
+            self.bar.update(self.task, completed=done, description=text, speed=self._speed(done))
+
+    def _speed(self, done: int) -> str:
+        """The speed since the first chunk, most of which is spent in the compiler."""
+        now = time.perf_counter()
+        if self.began is None:
+            self.began, self.before = now, done
+            return ""
+        if now == self.began:
+            return ""
+        speed = (done - self.before) / (now - self.began)
+        number, unit = (speed * self.rows, "rows/s") if self.rows else (speed, "steps/s")
+        return f"{number:,.0f} {unit}" if number >= 100 else f"{number:.2g} {unit}"
 
     def __exit__(self, *_: object) -> None:
         if self.bar is not None:

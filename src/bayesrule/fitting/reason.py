@@ -23,7 +23,7 @@ class Reason(StrEnum):
     NOT_FINITE = "not finite", "the loss or one of its derivatives was not a finite number"
     OUTSIDE = "left the domain", "the natural parameter λ left Ω"
     STALLED = "stalled", "no fraction of the step that the guard tried was acceptable"
-    INTERRUPTED = "interrupted", "the user interrupted it (Ctrl-C)"
+    INTERRUPTED = "interrupted", "it was interrupted (Ctrl-C, or a signal that asked to save)"
     PRECISION_LOST = "precision lost", "rounding errors are larger than the tolerance"
     COARSE_POINTS = "points too coarse", "it converged at its own points, which are too coarse for the integrals"
     STOPPED = "stopped early", "the validation metric no longer improved, or on_step ended the fit"

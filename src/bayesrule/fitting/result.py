@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ..factor_graph.leave_one_out import LeaveOneOut
 from ..numerics.random import Key
 from ..rule.state import State
 from .bound import Bound, with_error
-from .checkpoint import read, write
+from .checkpoint import Damaged, kept_file, read, write
 from .convergence import Watch
 from .loop import Carry
 from .minima import Minimum
@@ -31,9 +32,9 @@ class Result:
         reason: why it ended, a `Reason`. It equals one of the strings "converged" (the estimated distance to
             the optimum fell below the tolerance), "steps" (all steps were taken), "not finite" (the loss or one of its
             derivatives was not a finite number), "left the domain" (λ left Ω), "stalled" (no fraction of the step was
-            acceptable), "interrupted" (Ctrl-C), "precision lost" (rounding errors are larger than the tolerance),
-            "points too coarse" (it converged at a grid of points on which the integrals are not accurate) and "stopped
-            early" (by `patience=` or `on_step=`); `reason.message` says it in words.
+            acceptable), "interrupted" (Ctrl-C or a signal), "precision lost" (rounding errors are larger than the
+            tolerance), "points too coarse" (it converged at a grid of points on which the integrals are not accurate)
+            and "stopped early" (by `patience=` or `on_step=`); `reason.message` says it in words.
         trace: arrays of one value per step: "objective", "rate", "fraction" and "guard" as in `Info`, and with full
             batches or a tolerance "bound" and "decrement".
         key: the key of the fit.
@@ -47,6 +48,9 @@ class Result:
         note: what else is to be said of q, whatever ended the fit; a part of the explanation.
         best: in a checkpoint of a fit with `patience=`, the best state so far.
         starts: where the starts of `fit(starts=k)` ended, and how many agree, a `Starts`; None for a single start.
+        skipped: how many batches were skipped because their loss or its derivatives were not finite
+            (`fit(skip_nonfinite=k)`), those before a resumption included.
+        position: where a source of data says that it is, where the number of steps does not tell; None otherwise.
     """
 
     def __init__(
@@ -66,12 +70,16 @@ class Result:
         validation: dict[str, np.ndarray] | None = None,
         best: State | None = None,
         frozen: PyTree = None,
+        skipped: int = 0,
+        position: PyTree = None,
     ):
+        self.skipped, self.position = skipped, position
         self.validation, self.best, self.frozen = validation, best, frozen
         self.state, self.trace, self.key, self.normalized = state, trace, key, normalized
         self.loop_reason = self._reason = Reason(reason)
         self._explanation: str | None = explanation
         self.note: str | None = None
+        self._sites: Callable[[], Any] | None = None
         self._verdict: Callable[[], tuple[Reason, str | None]] | None = None
         self.watch = None if watch is None else Watch(*watch)
         self.starts = starts if starts is None or isinstance(starts, Starts) else Starts(*starts)
@@ -95,7 +103,9 @@ class Result:
         """The result of a loop: its trace is cut to the steps since the count `first`, a rejected one included."""
         recorded = int(carry.state.count) - first + reason.rejected_a_step
         trace = {name: np.asarray(values)[:recorded] for name, values in carry.trace.items()}
-        return Result(carry.state, reason, trace, key, normalized, bound, minima, loo, watch=carry.watch, starts=starts)
+        skipped = 0 if carry.skips is None else int(carry.skips.skipped)
+        more = {"watch": carry.watch, "starts": starts, "skipped": skipped}
+        return Result(carry.state, reason, trace, key, normalized, bound, minima, loo, **more)
 
     @property
     def reason(self) -> Reason:
@@ -196,8 +206,37 @@ class Result:
             )
         return self._loo(factor)
 
-    def save(self, path: str | Path) -> None:
-        """Write everything to one file (arrays and JSON, no code), atomically."""
+    def site_total(self) -> Any:
+        r"""$\sum_i\tildeλ_i$ over the sites of all rows, by block: what the data have added to the priors' messages.
+
+        For rules with `Sites()`, such as `cvi(sites=True)`. On data in parts the sites stay where the parts are, and
+        this is all of them that is ever sent.
+        """
+        if self._sites is not None:
+            return self._sites()
+        if not isinstance(self.state.aux, dict) or "sums" not in self.state.aux:
+            raise ValueError("This rule keeps no sites: use cvi(sites=True).")
+        return self.state.aux["sums"]["all"]
+
+    def with_sites(self, sites: Callable[[], Any] | None) -> Result:
+        """This result, with the function that sums the sites of data in parts."""
+        self._sites = sites
+        return self
+
+    def with_arrays(self, change: Callable[[PyTree], PyTree]) -> Result:
+        """A copy whose state, best state, key and memory of convergence are changed by a function of pytrees."""
+        other = copy.copy(self)
+        other.state, other.best, other.key = change(self.state), change(self.best), change(self.key)
+        other.watch, other.frozen = change(self.watch), change(self.frozen)
+        return other
+
+    def save(self, path: str | Path, *, before_replacing: Callable[[], None] | None = None) -> None:
+        """Write everything to one file (arrays and JSON, no code), atomically and with a checksum.
+
+        Args:
+            path: the file.
+            before_replacing: called when the new file is complete, before it takes the place of an old one.
+        """
         fields = {
             "state": self.state,
             "reason": self.reason.value,
@@ -213,8 +252,10 @@ class Result:
             "validation": self.validation,
             "best": self.best,
             "frozen": self.frozen,
+            "skipped": self.skipped,
+            "position": self.position,
         }
-        write(path, fields)
+        write(path, fields, before_replacing)
 
     def __repr__(self) -> str:
         # A bound that has not been asked for yet is not computed for the sake of a line of text.
@@ -237,11 +278,25 @@ def save(path: str | Path, value: PyTree) -> None:
 
 
 def load(path: str | Path, like: PyTree = None) -> Any:
-    """Read what `Result.save` or `save` wrote.
+    """Read what `Result.save` or `save` wrote. A damaged file is an error.
 
     Args:
         path: the file.
         like: any value of the same structure, where parameters are in containers other than dict, list and tuple.
     """
+    try:
+        return read_result(path, like)
+    except Damaged as error:
+        before = kept_file(Path(path), 1)
+        if not before.exists():
+            raise
+        raise Damaged(
+            f"{error} The checkpoint before it is {before}: blr.Checkpoint({str(path)!r}).load() goes on from the "
+            "newest that is whole."
+        ) from error
+
+
+def read_result(path: str | Path, like: PyTree = None) -> Any:
+    """As `load`, without advice where the file is damaged."""
     fields = read(path, like)
     return fields["value"] if set(fields) == {"value"} else Result(**fields)

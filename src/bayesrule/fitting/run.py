@@ -26,6 +26,7 @@ from .convergence import first_watch
 from .loader import Loader
 from .loop import Carry, copy_for_donation, empty_trace, take_steps
 from .reason import Reason
+from .sharding import Placement, on_devices, state_on_devices
 
 
 class Fitted(NamedTuple):
@@ -124,6 +125,12 @@ def run(
         empty_trace(steps, diagnose),
         watch=None if tolerance is None else first_watch(),
     )
+    placement = None
+    if loader.sharding is not None:
+        rule, objective, key = on_devices(loader.sharding.mesh, (rule, objective, key))
+        carry = carry._replace(state=state_on_devices(loader.sharding.mesh, carry.state))
+        carry = on_devices(loader.sharding.mesh, carry, numbers=True)
+        placement = Placement.of(loader.sharding, carry)
     first = carry.state.count
     carry = _take_steps(
         rule,
@@ -137,8 +144,9 @@ def run(
         batch_size=loader.batch_size,
         diagnose=diagnose,
         fixed_steps=steps,
+        placement=placement,
     )
     return Fitted(carry.state, carry.trace, jnp.asarray(carry.code))
 
 
-_take_steps = compiled(static=("batch_size", "diagnose", "microbatches", "fixed_steps"))(take_steps)
+_take_steps = compiled(static=("batch_size", "diagnose", "microbatches", "fixed_steps", "placement"))(take_steps)

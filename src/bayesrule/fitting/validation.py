@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from ..objectives.base import AbstractObjective
 from ..objectives.batched import Batched
 from ..objectives.batches import Weighted, count_weight
 from ..rule.state import State
+from ..streams.base import Stream
 from .loop import copy_for_donation
 
 Metric = Callable[[Any, PyTree], Any]
@@ -29,7 +30,7 @@ class Validation:
 
     Args:
         objective: the fit's objective, for the loss.
-        data: the validation data, of the structure of the fit's.
+        data: the validation data, of the structure of the fit's, or a stream of them, which metrics get as it is.
         metrics: further metrics by name.
         patience: after how many evaluations without a better one the fit ends; None for no end, and no best state.
         batch_size: the number of rows that are evaluated side by side.
@@ -51,8 +52,9 @@ class Validation:
         if isinstance(data, Weighted):
             data = Weighted(data.examples, data.weights)  # A mean over rows has no use for the count of a batch.
         self.objective = objective.for_evaluation() if isinstance(objective, Batched) else objective
-        self.data = jax.tree.map(jnp.asarray, data)
-        self.rows, self.batch_size = objective.rows(self.data), batch_size or _ROWS
+        self.data = data if isinstance(data, Stream) else jax.tree.map(jnp.asarray, data)
+        self.rows = data.rows if isinstance(data, Stream) else objective.rows(self.data)
+        self.batch_size = batch_size or _ROWS
         self.metrics = {} if metrics is None else dict(metrics)
         if "step" in self.metrics or not all(map(callable, self.metrics.values())):
             raise ValueError('metrics= is a dict from names to functions of (q, validation data); "step" is taken.')
@@ -78,11 +80,17 @@ class Validation:
 
     def _loss(self, state: State) -> float:
         """The mean loss of an example at q's mean."""
-        starts = range(0, self.rows, self.batch_size)
-        parts = [jax.tree.map(lambda x, a=a: x[a : a + self.batch_size], self.data) for a in starts]
-        totals = [np.asarray(_summed_loss(self.objective, state.q, state.aux, part)) for part in parts]
+        totals = [np.asarray(_summed_loss(self.objective, state.q, state.aux, part)) for part in self._parts()]
         total, count = np.sum(np.asarray(totals, float), axis=0)
         return float(total / count)
+
+    def _parts(self) -> Iterator[PyTree]:
+        """The validation data, so many rows at a time as are evaluated side by side."""
+        if isinstance(self.data, Stream):
+            yield from self.data.blocks(self.batch_size)
+            return
+        for first in range(0, self.rows, self.batch_size):
+            yield jax.tree.map(lambda x, first=first: x[first : first + self.batch_size], self.data)
 
     def text(self) -> str:
         """The last values, for the progress bar."""

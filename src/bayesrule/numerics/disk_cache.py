@@ -50,7 +50,7 @@ def keep_programs(folder: str | Path | None = None) -> Path:
     import jax
 
     path = default_folder() if folder is None else Path(folder)
-    path.mkdir(parents=True, exist_ok=True)
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)  # It holds machine code: nobody else may write there.
     settings = {
         "jax_compilation_cache_dir": str(path),
         "jax_persistent_cache_min_compile_time_secs": _LEAST_SECONDS,

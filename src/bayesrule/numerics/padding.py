@@ -25,6 +25,16 @@ def bucket(rows: int, least: int = 32) -> int:
     return -(-rows // step) * step
 
 
+def bucket_below(rows: int) -> int:
+    """The largest number of rows, not above these, that `bucket` leaves as it is.
+
+    >>> [bucket_below(n) for n in (33, 100, 1000, 1024)]
+    [32, 96, 896, 1024]
+    """
+    step = 1 << max(0, rows.bit_length() - 3)
+    return rows // step * step
+
+
 def coarse_bucket(rows: int) -> int:
     """The number of rows to pad to where a row costs little beside compilation: 64, 128 or 256, and `bucket` beyond.
 

@@ -18,12 +18,14 @@ now and then (`_return_memory`).
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import inspect
 import itertools
 import os
 import sys
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from functools import cache, partial, update_wrapper
@@ -37,6 +39,13 @@ from .factors import shared_factors
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+if jax.__version_info__ >= (0, 10):
+    warnings.warn(
+        f"jax {jax.__version__} is above bayesrule's bound, jax<0.10: jaxlib 0.10 returns wrong numbers on CPU. Run "
+        "tests/test_jax_canaries.py with it before you believe a result, or install an older one.",
+        stacklevel=2,
+    )
 
 CAPACITY = 96
 """How many programs the library keeps. One has twenty to a hundred memory maps, about fifty over all estimators; a fit
@@ -82,12 +91,16 @@ class Compiled(Generic[P, T]):
             return self._nested(*args, **kwargs)
         return self._program(args, kwargs)(*args, **kwargs)
 
-    def _program(self, args: tuple, kwargs: dict[str, Any]) -> Any:
-        """The jitted function for the signature of these arguments, which is now the one that was used last."""
+    def _key(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Hashable, list[Any]]:
+        """What a program is kept by, and the arrays among its arguments."""
         arguments = dict(zip(self._names, args, strict=False)) | kwargs
         static = tuple((name, arguments.pop(name)) for name in self.static if name in arguments)
         leaves, structure = jax.tree.flatten(arguments)
-        key = (self, len(args), static, structure, tuple(map(_kind_of, leaves)))
+        return (self, len(args), static, structure, tuple(map(_kind_of, leaves))), leaves
+
+    def _program(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+        """The jitted function for the signature of these arguments, which is now the one that was used last."""
+        key, leaves = self._key(args, kwargs)
         with _lock:
             program = _programs.get(key)
             if program is None:
@@ -113,6 +126,30 @@ class Compiled(Generic[P, T]):
     def lower(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """The program for these arguments before it is compiled, as `jax.jit` gives it."""
         return self._program(args, kwargs).lower(*args, **kwargs)
+
+    def compile_ahead(self, *args: P.args, **kwargs: P.kwargs) -> Callable[[], None] | None:
+        """Compile the program for these arguments in a thread of its own, while this one goes on to trace others.
+
+        Tracing is done here, because what is traced may not be made for several threads; XLA's part is not Python's.
+
+        Returns:
+            What waits for the thread, to be called before the program is used; None where there is nothing to compile,
+            or where tracing fails: then the first use raises the error.
+        """
+        if not trace_ctx.is_top_level() or self._key(args, kwargs)[0] in _programs:
+            return None
+        try:
+            lowered = self._program(args, kwargs).lower(*args, **kwargs)
+        except Exception:
+            return None
+
+        def compile_it() -> None:
+            with contextlib.suppress(Exception):  # The first use compiles again, and raises it.
+                lowered.compile()
+
+        thread = threading.Thread(target=compile_it, daemon=True)
+        thread.start()
+        return thread.join
 
     def count(self) -> int:
         """How many programs of this function there are."""

@@ -30,8 +30,10 @@ def broadcast(x: Any, shape: tuple[int, ...]) -> Array:
 
 
 def zeros_like(x: Any) -> Array:
-    """`jnp.zeros_like`, on the host outside of a trace."""
-    return jnp.zeros_like(x) if isinstance(x, Tracer) else jnp.asarray(np.zeros(jnp.shape(x), jnp.result_type(x)))
+    """`jnp.zeros_like`, on the host outside of a trace; where `x` is divided over several devices, so are the zeros."""
+    if isinstance(x, Tracer) or (isinstance(x, jax.Array) and len(x.sharding.device_set) > 1):
+        return jnp.zeros_like(x)
+    return jnp.asarray(np.zeros(jnp.shape(x), jnp.result_type(x)))
 
 
 def unravel(vector: Float[Array, "... P"], like: PyTree, lead: int = 0) -> PyTree:

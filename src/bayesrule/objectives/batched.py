@@ -92,7 +92,8 @@ class Batched(AbstractLoss):
         if not isinstance(data, Weighted):
             return jax.tree.map(lambda x: x[index], data)
         examples = jax.tree.map(lambda x: x[index], data.examples)
-        count = None if data.count is None else data.count * index.shape[0] / data.weights.shape[0]
+        rows = data.weights.shape[0] - data.padding
+        count = None if data.count is None else data.count * index.shape[0] / rows
         return Weighted(examples, data.weights[index], count)
 
     def for_evaluation(self) -> Batched:

@@ -21,11 +21,14 @@ class Weighted(eqx.Module):
         examples: Arrays with one row per example.
         weights: A factor for each example's loss: 2 counts an example twice, 0 leaves it out.
         count: The number M of examples that the batch stands for in N/M; by default the number of its rows.
+        padding: How many rows at the end are no examples, only there so that the rows divide evenly over devices
+            (`shard`). Their weights are 0, they do not count in M, and no mini-batch has them.
     """
 
     examples: PyTree
     weights: Float[Array, " B"]
     count: Any = None
+    padding: int = eqx.field(static=True, default=0)
 
 
 class Microbatches(eqx.Module):
@@ -52,7 +55,7 @@ class Microbatches(eqx.Module):
         if not isinstance(self.batch, Weighted):
             return jax.tree.map(split, self.batch)
         examples, weights = jax.tree.map(split, (self.batch.examples, self.batch.weights))
-        count = self.batch.weights.shape[0] if self.batch.count is None else self.batch.count
+        count = count_weight(self.batch)
         return Weighted(examples, weights, jnp.full(self.count, count / self.count))
 
 
@@ -114,7 +117,12 @@ def count_weight(batch: PyTree) -> Any:
     rows = count_examples(batch)
     while isinstance(batch, Linearized | Microbatches):
         batch = batch.batch
-    return batch.count if isinstance(batch, Weighted) and batch.count is not None else rows
+    return batch.count if isinstance(batch, Weighted) and batch.count is not None else rows - count_padding(batch)
+
+
+def count_padding(data: PyTree) -> int:
+    """Count the rows at the end of a batch, or of all data, that are no examples."""
+    return data.padding if isinstance(data, Weighted) else 0
 
 
 def unpack(batch: PyTree, size: Any) -> tuple[PyTree, Float[Array, " B"] | None, Float[Array, " B"]]:
@@ -123,10 +131,10 @@ def unpack(batch: PyTree, size: Any) -> tuple[PyTree, Float[Array, " B"] | None,
     rows = count_examples(batch)
     if isinstance(batch, Linearized):
         batch = batch.batch
-    weights, count = None, None
+    weights, count = None, count_weight(batch)
     if isinstance(batch, Weighted):
-        batch, weights, count = batch.examples, batch.weights, batch.count
-    scale = jnp.asarray(size / (rows if count is None else count), dtype=float)
+        batch, weights = batch.examples, batch.weights
+    scale = jnp.asarray(size / count, dtype=float)
     return batch, weights, scale * (jnp.ones(rows) if weights is None else weights)
 
 

@@ -124,9 +124,15 @@ class Objective(AbstractLoss):
         examples, weights, scales = unpack(batch, self.size)
         if weights is not None:
             # A row that counts replaces one of zero weight, whose derivatives may be NaN (and 0·NaN is NaN).
+            # (Not by a gather of all rows, which takes as long as a pass over them.)
             counts = jnp.asarray(weights) != 0
-            index = jnp.where(counts, jnp.arange(counts.shape[0]), jnp.argmax(counts))
-            examples = jax.tree.map(lambda x: jnp.asarray(x)[index], examples)
+            first = jnp.argmax(counts)
+
+            def replace(x: Any) -> Array:
+                rows = jnp.asarray(x)
+                return jnp.where(counts.reshape(-1, *[1] * (rows.ndim - 1)), rows, rows[first])
+
+            examples = jax.tree.map(replace, examples)
         return examples, scales
 
     def rows(self, batch: PyTree) -> int:
@@ -137,7 +143,7 @@ class Objective(AbstractLoss):
         weighted = isinstance(data, Weighted)
         examples = jax.tree.map(lambda x: x[index], data.examples if weighted else data)
         weights = is_row.astype(float) * (data.weights[index] if weighted else 1.0)
-        per_row = 1.0 if not weighted or data.count is None else data.count / data.weights.shape[0]
+        per_row = 1.0 if not weighted or data.count is None else data.count / (data.weights.shape[0] - data.padding)
         return Weighted(examples, weights, jnp.sum(is_row) * per_row)
 
     # Values.
@@ -192,7 +198,9 @@ class Objective(AbstractLoss):
         zero = jax.tree.map(jnp.zeros_like, theta)
         if shared and callable(self.linear):
             features = SharedFeatures(jnp.asarray(jax.vmap(self.linear)(examples[0])), zero)
-            return Linearized(batch, features, self.outputs(zero, examples))
+            # Outputs that are features(x)ᵀΘ are 0 at Θ = 0. To compute that would take a pass over the features.
+            like = jax.eval_shape(self.outputs, zero, examples)
+            return Linearized(batch, features, jnp.zeros(like.shape, like.dtype))
         return Linearized(batch, self.jacobians(zero, examples), self.outputs(zero, examples))
 
     def output_loss(self, theta: PyTree, examples: PyTree) -> Callable[[Array, Any], Array]:

@@ -64,6 +64,11 @@ class Points(eqx.Module, Generic[Served]):
     """Whether the points come with `factors`, for families whose step is not in terms of θ's own gradient."""
 
     @property
+    def parts_of_batch(self) -> int:
+        """Into how many parts a batch is divided, each measured at one of the points alone (`ShardSamples`)."""
+        return 1
+
+    @property
     def parts(self) -> int:
         """In how many parts the points are evaluated, one after another, to save memory; 1 is all at once."""
         return 1

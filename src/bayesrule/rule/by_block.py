@@ -6,6 +6,7 @@ data) and blocks that are read at their mode may repeat their step until λ stop
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
+from ..curvature.measurement import Measurement
 from ..factor_graph.data import Ragged, Rows
 from ..factor_graph.model import Model
 from ..families.point_mass import Peak
@@ -60,6 +62,84 @@ def step_blocks(rule: Rule, model: Model, state: State, batch: PyTree, key: Key 
     return after, _combine_infos(infos, fractions, contributions), None
 
 
+def measure_shared(
+    rule: Rule, model: Model, names: tuple[str, ...], before: Product, q: Product, batch: PyTree, key: Key | None
+) -> Measurement:
+    r"""What some of the rows say to blocks that all rows share, when the local blocks of these rows have converged.
+
+    With local blocks at their optimum the messages to the shared ones are the gradient of the bound as a function of
+    these alone. So nothing of the local blocks has to be kept from step to step, and a step on data in parts is a sum
+    over the parts.
+
+    Args:
+        rule: The algorithm.
+        model: The model, with its local blocks.
+        names: The shared blocks that take the step.
+        before: All shared blocks at the beginning of the sweep: what the local blocks converge to.
+        q: All shared blocks now, as earlier groups of the sweep have left them.
+        batch: The rows, scaled to all of the data as a mini-batch is.
+        key: As for a step.
+
+    Returns:
+        The measurement for the blocks `names`. Its value is −E log p of all factors minus the entropy of the local
+        blocks, which is also its `aux`.
+    """
+    rows = model.batch_rows(batch)
+    local = _converge_local(rule, model, before, rows, key)
+    full = Product({**local, **q.blocks})
+    part = Product({name: q.blocks[name] for name in names})
+    conditional = model.conditional_on(names, full)
+    measured = rule.curvature.measure(conditional, part, rule.points, rows, None, key)
+    if not local and len(names) == len(q.blocks):
+        return dataclasses.replace(measured, aux=jnp.zeros_like(measured.value))
+    terms = model.terms(model.views(full), rows, key)
+    entropies = model.entropies(full, rows)
+    entropy = sum((entropies[name] for name in local), start=jnp.zeros_like(measured.value))
+    return dataclasses.replace(measured, value=-sum(terms.values(), start=entropy), aux=entropy)
+
+
+def _converge_local(rule: Rule, model: Model, shared: Product, rows: Rows, key: Key | None) -> dict[str, Any]:
+    """The local blocks of these rows after the visits of one sweep, from their start, with the shared blocks fixed."""
+    if not model.local:
+        return {}
+    sweep = rule.steps.sweep
+    if sweep is None or sweep.local is None:
+        raise ValueError(
+            f"The local blocks {list(model.local)} are computed anew in every pass over data in parts, and "
+            f"{rule.name} does not bring them to their optimum at each visit: use svi(1.0, local_steps=…), or em(…)."
+        )
+    count = model.row_count(rows)
+    assert count is not None  # only for the type checker: parts have rows
+    local = {name: model.local_start(name, count) for name in model.local}
+    for group in sweep.groups(model.order):
+        names = tuple(name for name in group if name in model.local)
+        if names:
+            q = Product({**local, **shared.blocks})
+            state = State(q, jnp.zeros((), int))
+            # With diagnostics, as in a fit on arrays in memory, which take one more step after the last.
+            moved, _ = _step_group(rule, model, sweep, names, q, state, rows, key, Request(diagnose=True))
+            local |= moved.blocks
+    return local
+
+
+def step_shared(
+    rule: Rule,
+    model: Model,
+    names: tuple[str, ...],
+    state: State,
+    measured: Measurement,
+    key: Key | None,
+) -> tuple[Product, Info, Any]:
+    """A step of shared blocks from what was measured of them on data in parts; and what the guard has measured."""
+    sweep = Sweep("parallel") if rule.steps.sweep is None else rule.steps.sweep
+    conditional = model.conditional_on(names, state.q)
+    part = State(Product({name: state.q.blocks[name] for name in names}), state.count)
+    request = Request(diagnose=True, strict=True, measured=dataclasses.replace(measured, aux=None))
+    nothing = Rows({}, None, None)
+    after, info, noted = step_plain(_plain_rule(rule, sweep, names, model), conditional, part, nothing, key, request)
+    return Product({**state.q.blocks, **after.q.blocks}), info, noted
+
+
 def _split_by_weighting(model: Model, names: tuple[str, ...], rows: Rows) -> list[tuple[str, ...]]:
     """Split a group into its local and its shared blocks, where rows count differently for the two.
 
@@ -86,11 +166,8 @@ def _step_group(
 ) -> tuple[Product, Info]:
     """Take one step for a group of blocks, or as many as the sweep allows it, from the group's current members."""
     conditional = model.conditional_on(names, q)
-    repeats_local = sweep.local is not None and all(name in model.local for name in names)
-    settings = {"temperature": rule.steps.temperature, "units": rule.steps.units, "reverse": rule.steps.reverse}
-    # `tree_at` replaces the steps without building a new rule, whose constructor would check that its pieces fit. They
-    # were checked with the sweep, and steps without momentum, averages or scaling need no more.
-    plain = eqx.tree_at(lambda r: r.steps, rule, Steps(1.0 if repeats_local else rule.steps.rates, **settings))
+    repeats_local = _repeats_local(sweep, names, model)
+    plain = _plain_rule(rule, sweep, names, model)
     first = Product({name: q.blocks[name] for name in names})
     has_point_mass = any(isinstance(block, Peak) for block in first.blocks.values())
     max_repetitions = (sweep.local or 1) if repeats_local else sweep.peaks if has_point_mass else 1
@@ -122,6 +199,20 @@ def _step_group(
         part = converge(first, rows)
     # For diagnostics one more step is taken, since its decrement says how much is still to gain.
     return step_once(part) if request.diagnose else _keep_if_finite(first, part, state.count, plain)
+
+
+def _repeats_local(sweep: Sweep, names: tuple[str, ...], model: Model) -> bool:
+    """Whether these are local blocks which take full steps until they have converged."""
+    return sweep.local is not None and all(name in model.local for name in names)
+
+
+def _plain_rule(rule: Rule, sweep: Sweep, names: tuple[str, ...], model: Model) -> Rule:
+    """The rule of one group of blocks: that of the sweep, without the sweep."""
+    rates = 1.0 if _repeats_local(sweep, names, model) else rule.steps.rates
+    settings = {"temperature": rule.steps.temperature, "units": rule.steps.units, "reverse": rule.steps.reverse}
+    # `tree_at` replaces the steps without building a new rule, whose constructor would check that its pieces fit. They
+    # were checked with the sweep, and steps without momentum, averages or scaling need no more.
+    return eqx.tree_at(lambda r: r.steps, rule, Steps(rates, **settings))
 
 
 def _keep_if_finite(first: Product, part: Product, count: Array, plain: Rule) -> tuple[Product, Info]:

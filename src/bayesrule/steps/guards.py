@@ -181,9 +181,46 @@ class Retraction(Guard):
         return GuardedStep(new, jnp.ones(()), acted, _inside(new))
 
 
+class Shortened(Guard):
+    """A given fraction of the step, for a caller who measures the loss elsewhere and halves the fraction himself.
+
+    `GuardedStep.measured` is what that caller compares with: the loss that the candidate must not exceed, and the
+    temperature at which it is to be computed. `Backtracking(monotone=True)` has the same limit.
+    """
+
+    fraction: Float[Array, ""]
+
+    @property
+    def evaluates(self) -> bool:
+        return True
+
+    @property
+    def meaning(self) -> str:
+        return "a given fraction of the step"
+
+    def take(self, q: Family, step: Step, assess: Assess, limit: Any) -> GuardedStep:
+        fraction = jnp.asarray(self.fraction)
+        new = q.moved(step.shortened(fraction))
+        inside = _inside(new)
+        new = jax.tree.map(lambda n, o: jnp.where(inside & (fraction > 0), n, o), new, q)
+        noted = limit - required_gain(step) * fraction, step.temperature
+        return GuardedStep(new, fraction, ~inside, inside & (fraction > 0), noted, jnp.ones((), int))
+
+
 _ARMIJO = 0.4  # The part of its first-order gain that a step has to reach, of which at most so many nats count.
 _ARMIJO_NATS = 2.0
 _HALVINGS = 100  # After so many nothing is left of a step in float32 or float64.
+
+
+def required_gain(step: Step) -> Float[Array, ""]:
+    """Armijo's condition: the nats that a whole step has to gain.
+
+    Without it steps could bounce between two sides of the minimum and gain next to nothing. Far from the minimum the
+    first-order gain says little, so that less than it is asked for there.
+    """
+    if step.gain is None or step.proposal is not None:
+        return jnp.zeros(())
+    return _ARMIJO * jnp.where(step.gain > 0, jnp.minimum(step.gain, _ARMIJO_NATS), 0.0)
 
 
 class Backtracking(Guard):
@@ -270,11 +307,7 @@ class Backtracking(Guard):
             def unfinished(carry: tuple) -> Array:
                 return (carry[2] <= self.halvings) & ~carry[3]
 
-            # Armijo's condition: without it steps could bounce between two sides of the minimum and gain next to
-            # nothing. Far from the minimum the first-order gain says little, so that less than it is asked for there.
-            required = jnp.zeros(())
-            if step.gain is not None and step.proposal is None:
-                required = _ARMIJO * jnp.where(step.gain > 0, jnp.minimum(step.gain, _ARMIJO_NATS), 0.0)
+            required = required_gain(step)
             # The full step is the loop's first iteration, so that `assess` is compiled once.
             no, none = jnp.zeros((), bool), jnp.zeros((), int)
             tries, fraction, proposed = none, 2 * jnp.ones(()), None
