@@ -38,11 +38,13 @@ def test_examples_print_what_the_readme_says(block):
 
 PAGES = [
     ("training", None),
+    ("faults", None),
     ("deep_learning", None),
     ("loops", None),
     ("modules", "flax"),
     ("probabilistic_programs", "numpyro"),
     ("pytorch", "torch"),
+    ("larger_than_memory", "torch"),
 ]
 
 

@@ -1,5 +1,6 @@
 """Runs: interrupted anywhere they end as if they were not; loaded they predict the same; their files run no code."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -394,7 +396,7 @@ def test_an_unfinished_run_of_an_earlier_version_is_resumed(tmp_path):
 
 
 def test_loading_runs_no_program(tmp_path):
-    from bayesrule.fitting.checkpoint import read, write
+    from bayesrule.fitting.checkpoint import _write_archive, read, write
 
     write(tmp_path / "a.npz", blr.Gamma(1.0, 1.0))
     with np.load(tmp_path / "a.npz") as file:
@@ -408,7 +410,8 @@ def test_loading_runs_no_program(tmp_path):
     ):
         changed = header.replace('"class": "Gamma"', named)
         assert changed != header
-        np.savez(tmp_path / "b.npz", header=np.array(changed), **arrays)
+        with (tmp_path / "b.npz").open("w+b") as opened:
+            _write_archive(opened, {"header": np.array(changed), **arrays})
         with pytest.raises(ValueError, match="not one of the library's own types"):
             read(tmp_path / "b.npz")
 
@@ -431,6 +434,113 @@ def test_a_fit_that_ctrl_c_ended_resumes_to_the_same_result(tmp_path):
     assert resumed.steps == 400
     assert np.array_equal(resumed.q.mean, whole.q.mean)
     assert np.array_equal(resumed.trace["objective"], whole.trace["objective"])
+
+
+def small_request(tmp_path):
+    """A table and the options of a fit of 60 steps, which takes several chunks."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(80, 2))
+    labels = x @ [1.0, -1.0] + 0.3 * rng.normal(size=80) > 0
+    lines = [f"{a:.4f},{b:.4f},{int(y)}" for (a, b), y in zip(x, labels, strict=True)]
+    (tmp_path / "data.csv").write_text("a,b,y\n" + "\n".join(lines) + "\n")
+    params = ["batch_size=20", "max_iter=60", "prior_precision=1.0"]
+    options = ["-t", "y", "--recipe", "vogn", *(part for param in params for part in ("-p", param))]
+    return ["fit", str(tmp_path / "data.csv"), *options]
+
+
+def test_a_signal_ends_a_run_that_can_be_resumed(tmp_path, monkeypatch):
+    """SIGTERM, or the signal that was asked for, in the middle of the fit and after it: 143, and the same run."""
+    command, place = small_request(tmp_path), ["-o", str(tmp_path / "cut")]
+    assert CliRunner().invoke(app, [*command, "-o", str(tmp_path / "whole")]).exit_code == 0
+    fit, sent = watch.fit, []
+
+    def signalled(*arguments, progress, **more):
+        def report(result):
+            progress(result)
+            if not sent and result.steps < 60:
+                sent.append(1)
+                signal.raise_signal(signal.SIGUSR1)
+
+        result = fit(*arguments, progress=report, **more)
+        signal.raise_signal(signal.SIGTERM)
+        return result
+
+    with monkeypatch.context() as patched:
+        patched.setattr(watch, "fit", signalled)
+        handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
+        first = CliRunner().invoke(app, [*command, *place, "--save-on", "USR1"])
+        assert first.exit_code == 143, first.output
+        assert "ended by a signal: continue with `bayesrule fit --resume" in first.stderr
+        assert 0 < blr.load(tmp_path / "cut.partial" / "fit0.npz").steps < 60
+        second = CliRunner().invoke(app, ["fit", "--resume", *place])  # ended when its fit is complete
+        assert second.exit_code == 143, second.output
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == handlers
+    assert not store.is_claimed(tmp_path / "cut.partial")
+    assert CliRunner().invoke(app, ["fit", "--resume", *place]).exit_code == 0
+    whole, cut = blr.load(tmp_path / "whole"), blr.load(tmp_path / "cut")
+    assert cut.metrics == whole.metrics
+    np.testing.assert_array_equal(cut.trace["objective"], whole.trace["objective"])
+    jax.tree.map(np.testing.assert_array_equal, cut.estimator.posterior_, whole.estimator.posterior_)
+    assert {path.name for path in (tmp_path / "cut").iterdir()} == {
+        path.name for path in (tmp_path / "whole").iterdir()
+    }
+    assert "not a signal" in CliRunner().invoke(app, [*command, *place, "--save-on", "KILL"]).stderr
+
+
+def test_a_full_disk_loses_no_run(tmp_path, monkeypatch):
+    """Where the run cannot be written when it is complete, the error names the file, and the fit is not repeated."""
+    from bayesrule.fitting import checkpoint
+
+    command, place = small_request(tmp_path), ["-o", str(tmp_path / "run")]
+    monkeypatch.setattr(watch, "_SAVE_INTERVAL", -1.0)
+    save = store.save
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def save_on_full_disk(run, folder):
+        with monkeypatch.context() as patched:
+            patched.setattr(checkpoint, "_write_archive", full)
+            save(run, folder)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "save", save_on_full_disk)
+        failed = CliRunner().invoke(app, [*command, *place])
+    assert failed.exit_code == 2
+    assert f"No space left on device: '{tmp_path}/run.partial/posterior.npz'" in failed.stderr
+    assert "the fits so far are kept: when there is room, continue with" in failed.stderr
+    assert not any(path.name.startswith(".") for path in (tmp_path / "run.partial").iterdir())
+    saved = (tmp_path / "run.partial" / "fit0.npz").read_bytes()
+    # What is damaged is not resumed from silently, but from the checkpoint before it.
+    (tmp_path / "run.partial" / "fit0.npz").write_bytes(saved[:-10])
+    with pytest.warns(UserWarning, match=r"fit0\.npz .*damaged.* from the checkpoint before, .*fit0\.npz\.1"):
+        resumed = CliRunner().invoke(app, ["fit", "--resume", *place])
+    assert resumed.exit_code == 0, resumed.output
+    assert {path.name for path in tmp_path.iterdir()} == {"data.csv", "run"}
+    assert not any(path.name.startswith("fit") for path in (tmp_path / "run").iterdir())
+
+
+def test_a_run_stays_where_it_is_if_it_cannot_be_replaced(tmp_path, monkeypatch):
+    """The old run is put back, and the new one waits beside it for --resume."""
+    partial, out = tmp_path / "run.partial", tmp_path / "run"
+    for folder, text in ((partial, "new"), (out, "old")):
+        folder.mkdir()
+        (folder / "run.json").write_text(text)
+    rename = Path.rename
+
+    def refusing(path, target):
+        if path == partial:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", refusing)
+    with pytest.raises(OSError, match=r"Read-only file system: '.*run\.partial'"):
+        store.publish(partial, out)
+    monkeypatch.undo()
+    assert (out / "run.json").read_text() == "old"
+    assert {path.name for path in tmp_path.iterdir()} == {"run", "run.partial"}
+    store.publish(partial, out)
+    assert (out / "run.json").read_text() == "new"
 
 
 def test_predictions_are_written_with_all_their_digits(tmp_path):

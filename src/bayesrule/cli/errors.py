@@ -16,7 +16,9 @@ from ..numerics.disk_cache import default_folder, has_accelerator_plugin
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 DEBUG = typer.Option("--debug", help="Show where an error came from.")
-EXIT_CODES = "Exit codes: 0 success, 1 failure (or a failed check), 2 wrong input, 130 interrupted."
+EXIT_CODES = (
+    "Exit codes: 0 success, 1 failure (or a failed check), 2 wrong input, 130 interrupted, 143 ended by a signal."
+)
 
 
 def configure_jax() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,7 +65,23 @@ def fit(
             "or the format of its dates; may be repeated."
         ),
     ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(
+            help="Fit Parquet files on Dask: local:4 starts workers here, tcp://host:8786 or tls://… is a scheduler."
+        ),
+    ] = None,
+    tls_ca: Annotated[Path | None, typer.Option(help="The authority's certificate, for a cluster by TLS.")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="This client's certificate.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run that was interrupted.")] = False,
+    save_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A signal besides TERM at which to save the fit and to exit with the code 143, such as USR1 for "
+            "SLURM's --signal=B:USR1@60; may be repeated."
+        ),
+    ] = None,
     quiet: Annotated[bool, _QUIET] = False,
     debug: Annotated[bool, DEBUG] = False,
 ) -> None:
@@ -79,14 +97,18 @@ def fit(
 
       bayesrule fit customers.csv --model mixture
 
+      bayesrule fit 'table/*.parquet' --target y --cluster local:4
+
       bayesrule fit --config run.yaml --seed 3
 
       bayesrule fit --resume --out run/
     """
+    from ..fitting.interrupt import signals_named
     from ..runs import store
     from ..tables.tables import InputError
     from .options import merge_options, parse_column_kinds, resume_options
 
+    signals = signals_named(["SIGTERM", *(save_on or [])])
     flags = {
         "data": data,
         "target": target,
@@ -117,21 +139,51 @@ def fit(
     if options.get("data") is None:
         raise InputError("There is no data to fit: give a file, or a name from `bayesrule datasets`.")
     options = _with_absolute_path(options)
+    with ExitStack() as stack:
+        if cluster is not None:
+            from .cluster import connect
+
+            stack.enter_context(connect(cluster, tls_ca, tls_cert, tls_key))
+        folders = folder, partial, out_as_given
+        _fit_in_folder(options, folders, output, signals, resume=resume, on_cluster=cluster is not None)
+
+
+def _fit_in_folder(
+    options: dict[str, Any],
+    folders: tuple[Path, Path, str],
+    output: _Output,
+    signals: tuple[signal.Signals, ...],
+    *,
+    resume: bool,
+    on_cluster: bool,
+) -> None:
+    """Fit, and write the directory of the run; `folders` are that, that of the unfinished run, and --out as given."""
+    from ..fitting.interrupt import exit_on
+    from ..runs import store
+
+    folder, partial, out_as_given = folders
     # Mistakes in the options are reported before any file is written or deleted.
-    table, options = _load_and_check(options)
+    table, options, partitions = _load_and_check(options, on_cluster)
     resuming = resume and store.read_request(partial) is not None
     _prepare_folder(folder, partial, options, resuming)
+    how_to_resume = f"continue with `bayesrule fit --resume --out {folder}`"
     try:
-        run = _train(table, options, partial, output)
-        # For the command that the report shows; a directory elsewhere is the author's business.
-        run.config["out"] = folder.name if Path(out_as_given).is_absolute() else out_as_given
-        _write_report(run, partial)
+        with exit_on(signals):
+            run = _train(table, options, partial, output, signals, partitions)
+            # For the command that the report shows; a directory elsewhere is the author's business.
+            run.config["out"] = folder.name if Path(out_as_given).is_absolute() else out_as_given
+            _write_report(run, partial)
     except KeyboardInterrupt:
-        output.print(f"interrupted: continue with `bayesrule fit --resume --out {folder}`", always=True)
+        output.print(f"interrupted: {how_to_resume}", always=True)
         raise
-    except BaseException:
+    except SystemExit:
+        output.print(f"ended by a signal: {how_to_resume}", always=True)
+        raise
+    except BaseException as error:
         if not resuming and not any(partial.glob("fit*.npz")):  # Nothing was saved that could be resumed.
             store.discard(partial)
+        elif isinstance(error, OSError):
+            output.print(f"the fits so far are kept: when there is room, {how_to_resume}", always=True)
         raise
     finally:
         store.release(partial)
@@ -157,12 +209,18 @@ def _with_absolute_path(options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "data": str(Path(data).resolve())} if data is not None and Path(data).is_file() else options
 
 
-def _load_and_check(options: dict[str, Any]) -> tuple[Table, dict[str, Any]]:
-    """The table, and the options with the target and times of a data set by name; raises if they do not fit it."""
+def _load_and_check(options: dict[str, Any], on_cluster: bool) -> tuple[Table, dict[str, Any], Any]:
+    """The table (a sample of one in partitions), the options with the target and times of a data set by name, and the
+    partitions; raises if the options do not fit the table."""
     from ..runs.train import check_config
     from ..tables.tables import InputError
 
-    table, target, time = load_table(options["data"], options)
+    partitions = None
+    if on_cluster:
+        partitions = _load_partitions(options)
+        table, target, time = partitions.sample, None, None
+    else:
+        table, target, time = load_table(options["data"], options)
     options = {**options, "target": options.get("target") or target}
     if time is not None and options.get("task") in (None, "sequence"):
         options["time"] = options.get("time") or time
@@ -173,7 +231,20 @@ def _load_and_check(options: dict[str, Any]) -> tuple[Table, dict[str, Any]]:
             raise
         # What was guessed about the file, such as its sheet, may be the reason.
         raise InputError(f"{error} ({'; '.join(table.notes)})") from error
-    return table, options
+    return table, options, partitions
+
+
+def _load_partitions(options: dict[str, Any]) -> Any:
+    """A table in Dask's partitions; raises where its model is not one that is fitted to them."""
+    from ..runs.partitioned import read_partitioned
+    from ..tables.options import ReadingOptions
+    from ..tables.tables import InputError
+
+    wrong = [name for name in ("time", "cv") if options.get(name) is not None]
+    if wrong or options.get("model") not in (None, "linear") or options.get("task") == "sequence":
+        what = f"--{wrong[0]}" if wrong else "sequences and other models"
+        raise InputError(f"--cluster fits --model linear to independent rows, not {what}: leave one of them out.")
+    return read_partitioned(options["data"], ReadingOptions.from_config(options))
 
 
 def _prepare_folder(folder: Path, partial: Path, options: dict[str, Any], resuming: bool) -> None:
@@ -195,15 +266,24 @@ def _prepare_folder(folder: Path, partial: Path, options: dict[str, Any], resumi
     store.claim(partial)
 
 
-def _train(table: Table, options: dict[str, Any], partial: Path, output: _Output) -> Run:
+def _train(
+    table: Table,
+    options: dict[str, Any],
+    partial: Path,
+    output: _Output,
+    signals: tuple[signal.Signals, ...],
+    partitions: Any = None,
+) -> Run:
     from ..runs.cross_validate import summarize
     from ..runs.train import train
 
-    if Path(options["data"]).is_file():
+    if partitions is not None or Path(options["data"]).is_file():
         # A run is meant to be shared: it records the name of the data file, not the directories of its author.
         options = {**options, "data": Path(options["data"]).name}
     with output.progress_bar() as show:
-        run = train(table, options, folder=partial, on_progress=show, log=output.print, references=True)
+        how = {"on_progress": show, "log": output.print, "signals": signals}
+        # Other models would be fitted to the sample, and are no references for a model of all rows.
+        run = train(table, options, folder=partial, references=partitions is None, partitions=partitions, **how)
     if options.get("cv") is not None:
         run.metrics["cv"] = summarize(table, run.config, options["cv"])
     return run

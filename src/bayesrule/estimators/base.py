@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, wraps
@@ -18,6 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from ..fitting.fit import fit
 from ..fitting.progress import one_blas_thread
 from ..fitting.result import Result
+from ..interop.dask import is_dask, map_rows
 from ..numerics.disk_cache import keep_programs_in_workers
 from ..numerics.random import Key
 from ..rule.rule import Rule
@@ -99,17 +101,39 @@ class Estimator(BaseEstimator):
         super().__setstate__(state)
 
 
+def row_by_row(method: Callable[Concatenate[Any, P], T]) -> Callable[Concatenate[Any, P], T]:
+    """Let a method of (X, …) that treats every row by itself take a Dask collection, and return lazy Dask arrays."""
+
+    @wraps(method)
+    def wrapped(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        named: Any = dict(zip(inspect.signature(method).parameters, (self, *args), strict=False)) | kwargs
+        X = named.get("X")
+        if not is_dask(X):
+            return method(self, *args, **kwargs)
+        rest = {name: value for name, value in named.items() if name not in ("self", "X")}
+        lazy: Any = map_rows(_call_method, X, self, method.__name__, rest)
+        return lazy
+
+    return wrapped
+
+
+def _call_method(X: Any, estimator: Any, name: str, options: dict[str, Any]) -> Any:
+    return getattr(estimator, name)(X, **options)
+
+
 class Classifier(ClassifierMixin):
     """What all classifiers have in common, given `classes_` and `predict_proba`."""
 
     classes_: np.ndarray
     predict_proba: Callable[..., np.ndarray]
 
+    @row_by_row
     def predict_log_proba(self, X: Any) -> np.ndarray:
         """The logarithm of `predict_proba`; −∞ for a class that had no weight in `fit`."""
         with np.errstate(divide="ignore"):
             return np.log(self.predict_proba(X))
 
+    @row_by_row
     def predict(self, X: Any) -> np.ndarray:
         """The most probable class."""
         probabilities = self.predict_proba(X)

@@ -14,13 +14,15 @@ from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 from ..factor_graph.model import Model
 from ..families.point_mass import Peak
 from ..models import factor_analysis_missing as factor_scores
-from ..models.factor_analysis import condensed, factor_analysis
+from ..models.factor_analysis import condensed_triangle, factor_analysis, mirrored
 from ..numerics.padding import pad
 from ..numerics.random import Key
-from ..recipes import em, vmp
+from ..recipes import em, svi, vmp
 from ..rule.rule import Rule
-from .base import double_precision, in_dtype_of_inputs
+from .base import double_precision, in_dtype_of_inputs, row_by_row
 from .base_iterative import IterativeEstimator, check_positive_ints, padded_rows
+from .preprocessing import merge_moments, observed_moments
+from .training_rows import START_ROWS, RowsInMemory, start_rows, training_rows
 
 
 class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeEstimator):
@@ -28,6 +30,7 @@ class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeE
 
     _noise: ClassVar[Literal["each", "one"]]
     """Whether each column has its own noise, or all have one."""
+    n_features_in_: int
     _computes_likelihood: ClassVar[bool] = True
     _methods: ClassVar[Mapping[str, Callable[..., Rule]]] = MappingProxyType({"em": em, "vmp": vmp})
     _advice: ClassVar[str] = "take fewer components, or method='vmp', whose priors keep every noise above 0"
@@ -59,24 +62,37 @@ class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeE
     @double_precision
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to rows X (N, D); NaN is a missing value."""
-        X = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan", ensure_min_samples=2)
-        observed = ~np.isnan(X)
-        if not observed.any(0).all():
-            empty = np.flatnonzero(~observed.any(0)).tolist()
+        rows = training_rows(self, X, allow_nan=True)
+        moments = rows.reduce(observed_moments, merge_moments)
+        count = moments.rows
+        if not np.all(moments.size > 0):
+            empty = np.flatnonzero(moments.size == 0).tolist()
             raise ValueError(f"The columns {empty} have no values at all: leave them out.")
-        center, deviation = np.nanmean(X, axis=0), np.nanstd(X, axis=0)
+        center, deviation = moments.center, np.sqrt(moments.squares / moments.size)
         # Starts and priors are meant for standardised columns. PPCA, with one noise, needs one scale for all columns.
         self.scale_ = np.where(deviation > 0, deviation, 1.0)
         if self._noise == "one":
             self.scale_ = np.full_like(self.scale_, np.sqrt(np.mean(self.scale_**2)))
-        rows, is_incomplete = (X - center) / self.scale_, not observed.all()
+        scaled, is_incomplete = rows.map(_in_units, center, self.scale_), not np.all(moments.size == count)
+        features = self.n_features_in_
+        size, rule = self._n_factors(features), self._rule()
         if is_incomplete:
-            data: Any = {"y": pad(rows, padded_rows(len(X)), fill=np.nan)}
+            data: Any = scaled.map(_named)
+            if isinstance(data, RowsInMemory):
+                data = {"y": pad(data.part["y"], padded_rows(count), fill=np.nan)}
+            else:
+                data = data.known(rows=count, count=float(count))
+                # The same steps, under the name that says that a row's factors are computed anew at each visit.
+                rule = svi(1.0) if rule == vmp() else rule
+            first = start_rows(scaled, count)
         else:
-            data = condensed(rows, min(X.shape[1], padded_rows(len(X))))
-        size = self._n_factors(X.shape[1])
-        build = partial(_build_model, rows, size, self._noise, is_incomplete)
-        fitted = self._fit_starts(build, data, len(X))
+            # Complete rows are reduced in one pass: to a triangle, whose rows have the same second moments.
+            triangle = scaled.reduce(_triangle, _merge_triangles)
+            data = condensed_triangle(triangle, count, min(features, padded_rows(count)))
+            few = isinstance(scaled, RowsInMemory) or count <= START_ROWS
+            first = start_rows(scaled, count) if few else mirrored(triangle, count)
+        build = partial(_build_model, first, size, self._noise, is_incomplete)
+        fitted = self._fit_starts(build, data, count, rule=rule)
         self._set_attributes(fitted)
         blocks = self.posterior_.blocks
         loadings = np.asarray(blocks["loadings"].mean).T * self.scale_
@@ -85,9 +101,10 @@ class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeE
         noise = np.asarray(1 / blocks["noise"].mean) * self.scale_**2
         self.noise_variance_: Any = float(noise[0]) if self._noise == "one" else noise
         # From the density of the standardised rows to that of X.
-        units = float(observed.sum(0) @ np.log(self.scale_))
+        units = float(moments.size @ np.log(self.scale_))
         if isinstance(blocks["loadings"], Peak):
-            self.bound_ = float(self._log_densities(X - self.mean_).sum())
+            fitted_values = self.mean_, self.components_.T, self._column_noises()
+            self.bound_ = float(rows.reduce(_sum_of_log_densities, np.add, *fitted_values))
         else:
             self.bound_ -= units
         bounds = fitted.result.trace.get("bound", ())
@@ -121,6 +138,7 @@ class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeE
         size = len(self.components_)
         return np.asarray(loadings.covariance())[:, :size, :size] * self.scale_[:, None, None] ** 2
 
+    @row_by_row
     @in_dtype_of_inputs
     @double_precision
     def transform(self, X: Any) -> np.ndarray:
@@ -138,6 +156,7 @@ class _FactorModel(ClassNamePrefixFeaturesOutMixin, TransformerMixin, IterativeE
         rows = self._center(X)
         return self.mean_ + factor_scores.impute(rows, self.components_.T, self._column_noises(), self._loadings_cov())
 
+    @row_by_row
     @in_dtype_of_inputs
     @double_precision
     def score_samples(self, X: Any) -> np.ndarray:
@@ -244,6 +263,26 @@ class PPCA(_FactorModel):
 
     title = "probabilistic PCA"
     _noise = "one"
+
+
+def _in_units(X: np.ndarray, center: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    return (X - center) / scale
+
+
+def _named(X: np.ndarray) -> dict[str, np.ndarray]:
+    return {"y": X}
+
+
+def _triangle(X: np.ndarray) -> np.ndarray:
+    return np.asarray(np.linalg.qr(X, mode="r"))
+
+
+def _merge_triangles(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    return np.asarray(np.linalg.qr(np.concatenate([one, other]), mode="r"))
+
+
+def _sum_of_log_densities(X: np.ndarray, mean: np.ndarray, loadings: np.ndarray, noise: np.ndarray) -> np.ndarray:
+    return factor_scores.log_likelihoods(X - mean, loadings, noise).sum()
 
 
 def _build_model(rows: np.ndarray, size: int, noise: Any, mean: bool, priors: Any, key: Key, start: int) -> Model:

@@ -43,12 +43,25 @@ from .base import (
     in_dtype_of_inputs,
     input_dtype,
     make_key,
+    row_by_row,
     to_numpy,
 )
 from .export import ExportsNumpy
 from .named_recipes import CONCENTRATED, MANY_STEPS, has_many_weights, linear_rule
-from .preprocessing import encode_classes, example_weights, mean_and_scale
+from .preprocessing import (
+    Labels,
+    Moments,
+    check_classes,
+    check_total_weight,
+    class_weights,
+    example_weights,
+    labels_of,
+    merge_labels,
+    merge_moments,
+    moments_of,
+)
 from .ridge import RidgeRegression
+from .training_rows import Examples, RowsInMemory, TrainingRows, as_data, dask_examples, in_memory, is_dask
 
 _ROUGH_TOLERANCE = 1e-2  # Nats, for fits by Laplace's method that only provide the start of another fit.
 _BY_CLASS_TOLERANCE = 0.5  # The same for the thousands of weights of a posterior by class,
@@ -90,50 +103,69 @@ class _LinearModel(ExportsNumpy, Estimator):
         tags.input_tags.sparse = True
         return tags
 
-    def _validate_rows(self, X: Any, y: Any, **options: Any) -> tuple[np.ndarray, Any]:
-        """Training rows and targets, validated; sparse rows are made dense, and the dtype of all is remembered."""
+    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, numeric: bool, **options: Any) -> TrainingRows:
+        """Training rows with targets and weights, validated; sparse ones are made dense. All dtypes are remembered."""
         self._input_dtype = input_dtype(X)
+        if is_dask(X):
+            if self.batch_size is not None:
+                raise ValueError(
+                    "On Dask every step takes one pass over all partitions, and batch_size= asks for rows drawn at "
+                    "random from all of them: leave it out, or fit a stream of batches with blr.fit."
+                )
+            return dask_examples(self, X, y, sample_weight, numeric=numeric, reset=options.get("reset", True))
+        options = {**options, "y_numeric": numeric}
         X, y = validate_data(self, X, y, accept_sparse=["csr", "csc"], dtype=np.float64, **options)
-        return as_dense(X), y
+        X, y = as_dense(X), np.asarray(y, float) if numeric else np.asarray(y)
+        return RowsInMemory(Examples(X, y, example_weights(X, sample_weight)))
 
-    def _rule(self, outputs: int | None, X: np.ndarray) -> Rule:
-        bend = regression.BEND if self._kind == "logistic" else None
-        return linear_rule(self.recipe, 1 if outputs is None else outputs, self._steps(len(X)), self, X.shape, bend)
+    def _rule(self, outputs: int | None, rows: int) -> Rule:
+        bend, shape = regression.BEND if self._kind == "logistic" else None, (rows, self.n_features_in_)
+        return linear_rule(self.recipe, 1 if outputs is None else outputs, self._steps(rows), self, shape, bend)
 
     def _steps(self, rows: int) -> int:
         return self.max_iter if self.batch_size is None else self.max_iter * -(-rows // self.batch_size)
 
-    def _fit_from(self, start: Any, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
-        """Fit the posterior from these parameters, with the given precision of the prior or the one of the evidence."""
+    def _fit_from(self, start: Any, rows: TrainingRows, moments: Moments) -> Self:
+        """Fit the posterior from these parameters, with the given precision of the prior or the one of the evidence.
+
+        Args:
+            start: where the weights start.
+            rows: the `Examples`.
+            moments: those of their inputs.
+        """
         outputs = start["w"].shape[1] if start["w"].ndim == 2 else None
-        rule = self._rule(self._rule_outputs(outputs), X)
+        rule = self._rule(self._rule_outputs(outputs), moments.rows)
         precision, result = self._given_precision(), None
         is_full_gaussian = rule.family.kind is Gaussian
         # Laplace's method with the same precision provides the start.
         rough_rule = _by_class_at_mean(rule) if rule.family.kind is BlockDiagonalGaussian else _laplace()
         is_dense = is_full_gaussian or rule.family.kind is BlockDiagonalGaussian
         # A flat prior determines nothing outside of the space of the rows.
-        wide = is_full_gaussian and self.batch_size is None and precision != 0 and row_space.is_wide(*X.shape)
-        X = self._standardize(X, weights, rule.family.kind, learnt=precision is None, wide=wide)
-        if wide:
-            X, self._fit_basis = row_space.span(X)
-            self._fit_precision = precision
-            start = {**start, "w": np.zeros((X.shape[1], *start["w"].shape[1:]))}
-        features = X.shape[1]
+        wide = is_full_gaussian and self.batch_size is None and precision != 0
+        wide = wide and row_space.is_wide(moments.rows, self.n_features_in_)
+        rows = self._standardize(rows, moments, rule.family.kind, learnt=precision is None, wide=wide)
+        features = self.n_features_in_
+        if wide:  # So few rows are smaller than the precision of their weights, wherever they are.
+            examples = in_memory(rows).part
+            coordinates, self._fit_basis = row_space.span(examples.x)
+            rows, self._fit_precision = RowsInMemory(examples._replace(x=coordinates)), precision
+            features = coordinates.shape[1]
+            start = {**start, "w": np.zeros((features, *start["w"].shape[1:]))}
         # Columns of zeros change nothing, because their weights stay at the prior, and let data of about the same width
         # share compiled programs. A flat prior is no distribution, at which they could stay.
         is_padded = isinstance(self.recipe, str) and precision != 0
         padded_features = column_bucket(features) if is_padded else features
         start = {**start, "w": pad(start["w"], padded_features)}
-        objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
+        objective = regression.regression(self._kind, moments.size, intercept=self.fit_intercept)
         prior = regression.weight_precision if self.fit_intercept else regression.weight_precision_only
-        data = _pad_data(X, y, weights, padded_features)
+        data = _as_data(rows, moments, padded_features)
         if is_full_gaussian and self._kind == "poisson" and not rule.points.delta:
             # Under a wide q the expectation of e^f overflows: start as narrow as a curvature of 1 per example makes q.
-            squares = pad(weights @ X**2 + weights.mean(), padded_features, fill=1.0)
-            start = Gaussian.around(start, {name: weights.sum() if name == "b" else squares for name in start})
+            squares = rows.reduce(_sum_squares, np.add) + moments.size / moments.rows
+            squares = pad(squares, padded_features, fill=1.0)
+            start = Gaussian.around(start, {name: moments.size if name == "b" else squares for name in start})
         if precision is None:
-            evidence, is_final = self._maximize_evidence(rule, rough_rule, objective, prior, start, data, X, y, weights)
+            evidence, is_final = self._maximize_evidence(rule, rough_rule, objective, prior, start, data, rows, moments)
             precision = float(evidence.hyper["w"])
             result = evidence.result if is_final else None
             start = evidence.result.q if is_dense else start
@@ -145,7 +177,7 @@ class _LinearModel(ExportsNumpy, Estimator):
                 tolerance = _ROUGH_TOLERANCE if is_full_gaussian else _BY_CLASS_TOLERANCE
                 start = self._run(rough_rule, regularized, start, data, steps=50, tolerance=tolerance).q
         if result is None:
-            result = self._fit_posterior(rule, regularized, start, data, len(X))
+            result = self._fit_posterior(rule, regularized, start, data, moments.rows)
         self.prior_precision_ = self._fit_precision = precision
         self._set_attributes(result)
         self._fit_basis = None
@@ -160,10 +192,9 @@ class _LinearModel(ExportsNumpy, Estimator):
         objective: Objective,
         prior: Any,
         start: Any,
-        data: Weighted,
-        X: np.ndarray,
-        y: np.ndarray,
-        weights: np.ndarray,
+        data: Any,
+        rows: TrainingRows,
+        moments: Moments,
     ) -> tuple[Evidence, bool]:
         """Choose the prior's precision α by the evidence.
 
@@ -176,13 +207,13 @@ class _LinearModel(ExportsNumpy, Estimator):
         Returns:
             α with the fit at it, and whether that fit is the final one.
         """
-        subset = _subset(len(X))
-        is_huge = len(X) > max(CONCENTRATED * X.shape[1], 10 * _SUBSET_ROWS) and bool(weights[subset].sum() > 0)
+        count, some = moments.rows, rows.take(_subset(moments.rows))
+        is_huge = count > max(CONCENTRATED * some.x.shape[1], 10 * _SUBSET_ROWS) and bool(some.weights.sum() > 0)
         is_dense = rule.family.kind in (Gaussian, BlockDiagonalGaussian)
         is_exact = is_dense and not rule.points.random and self.batch_size is None and not is_huge
         several = self._kind in ("softmax", "categorical")
         use_rule = is_exact and (rule.points.delta or not self._has_many_weights())
-        hyper: Any = {"w": 1.0, "unit": _weight_unit(X[subset], weights[subset])}
+        hyper: Any = {"w": 1.0, "unit": _weight_unit(some.x, some.weights)}
         options: Any = {
             "method": "conjugate",
             "prior": prior,
@@ -195,8 +226,8 @@ class _LinearModel(ExportsNumpy, Estimator):
             return empirical_bayes(rule, objective, hyper, start, data, **options, **final), True
         laplace_data = data
         if is_huge:
-            subset_weights = weights[subset] * (weights.sum() / weights[subset].sum())
-            laplace_data = _pad_data(X[subset], y[subset], subset_weights, data.examples[0].shape[1])
+            heavier = some._replace(weights=some.weights * (moments.size / some.weights.sum()))
+            laplace_data = _as_data(RowsInMemory(heavier), moments, np.shape(_weights_of(start))[0])
         by_class = rule.family.kind is BlockDiagonalGaussian
         rough: Any = {"tolerance": _BY_CLASS_TOLERANCE if by_class else _ROUGH_TOLERANCE}
         evidence = empirical_bayes(rough_rule, objective, hyper, start, laplace_data, **options, **rough)
@@ -228,7 +259,7 @@ class _LinearModel(ExportsNumpy, Estimator):
         """Whether there are several outputs with so many weights that steps that average over q are expensive."""
         return False
 
-    def _fit_posterior(self, rule: Rule, objective: Objective, start: Any, data: Weighted, rows: int) -> Result:
+    def _fit_posterior(self, rule: Rule, objective: Objective, start: Any, data: Any, rows: int) -> Result:
         """Run the rule, on mini-batches if `batch_size` is below the number of rows."""
         if self.batch_size is None or self.batch_size >= rows:
             # What is left after a few expensive steps is below the resolution of their points.
@@ -249,8 +280,10 @@ class _LinearModel(ExportsNumpy, Estimator):
         key, batch = make_key(self.random_state), self.batch_size
         return self._run(rule, objective, start, data, steps=self._steps(rows), batch_size=batch, key=key)
 
-    def _standardize(self, X: np.ndarray, weights: np.ndarray, family: Any, *, learnt: bool, wide: bool) -> np.ndarray:
-        """Choose the columns' origin and units for a fit, and return X in them.
+    def _standardize(
+        self, rows: TrainingRows, moments: Moments, family: Any, *, learnt: bool, wide: bool
+    ) -> TrainingRows:
+        """Choose the columns' origin and units for a fit, and return the rows in them.
 
         A learnt precision of the prior is the same for all columns in units of their standard deviations, so that
         predictions do not depend on the units of columns; a given one is in the user's units. With a flat prior on the
@@ -258,8 +291,8 @@ class _LinearModel(ExportsNumpy, Estimator):
         family whose intercept is independent of the weights it matters, and a learnt precision goes with the mean. A
         posterior of low rank (`wide`) stays one around the mean.
         """
-        mean, scale = mean_and_scale(X, weights)
-        is_full, zero = family is Gaussian, np.zeros(X.shape[1])
+        mean, scale = moments.center, moments.scale
+        is_full, zero = family is Gaussian, np.zeros(self.n_features_in_)
         is_known = is_full or family in (BlockDiagonalGaussian, DiagonalGaussian, FixedGaussian)
         # The intercept of a block is not independent of its weights.
         is_free = is_full or family is BlockDiagonalGaussian
@@ -267,7 +300,7 @@ class _LinearModel(ExportsNumpy, Estimator):
         self.x_scale_ = self._fit_scale = scale if learnt and is_known else zero + 1
         self.x_mean_, self._fit_center = (zero, center) if is_full and not wide else (center, zero)
         self._fit_basis = None
-        return (X - center) / self.x_scale_
+        return rows.map(_in_units, center, self.x_scale_)
 
     def _in_users_units(self, q: Any) -> Any:
         """The posterior for columns as they are (less `x_mean_`), from q for the columns of the current fit."""
@@ -315,20 +348,21 @@ class _LinearModel(ExportsNumpy, Estimator):
         other.posterior_ = self._in_users_units(q)
         return other
 
-    def _update(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
+    def _update(self, rows: TrainingRows, moments: Moments) -> Self:
         """Condition on more rows: the posterior so far is the prior for them, in its own units."""
-        X = X - getattr(self, "x_mean_", 0.0)
-        self._fit_center, self._fit_scale, self._fit_basis = np.zeros(X.shape[1]), np.ones(X.shape[1]), None
+        zero, one = np.zeros(self.n_features_in_), np.ones(self.n_features_in_)
+        rows = rows.map(_in_units, getattr(self, "x_mean_", zero), one)
+        self._fit_center, self._fit_scale, self._fit_basis = zero, one, None
         prior = jax.tree.map(jnp.asarray, self.posterior_)
         if isinstance(prior, LowRankGaussian):  # More rows may need more directions than it has.
             prior = Gaussian(prior.mean, prior.precision)
-        objective = regression.regression(self._kind, weights.sum(), intercept=self.fit_intercept)
+        objective = regression.regression(self._kind, moments.size, intercept=self.fit_intercept)
         objective = dataclasses.replace(objective, regularizer=as_regularizer(None, prior))
         weights_shape = np.shape(self.posterior_.mean["w"])
         outputs = self._rule_outputs(weights_shape[1] if len(weights_shape) == 2 else None)
         bound_before, error_before = self.bound_, getattr(self, "bound_error_", None)
-        data = _pad_data(X, y, weights, X.shape[1])
-        result = self._fit_posterior(self._rule(outputs, X), objective, prior, data, len(X))
+        data, rule = _as_data(rows, moments, self.n_features_in_), self._rule(outputs, moments.rows)
+        result = self._fit_posterior(rule, objective, prior, data, moments.rows)
         self._set_attributes(result)
         self.bound_ = None if result.bound is None or bound_before is None else bound_before + result.bound
         error = result.bound_error
@@ -371,10 +405,32 @@ def _weight_unit(X: np.ndarray, weights: np.ndarray) -> float:
     return 1 / deviation if deviation > 0 else 1.0
 
 
-def _pad_data(X: np.ndarray, y: np.ndarray, weights: np.ndarray, features: int) -> Weighted:
-    """Rows and columns padded with zeros; the padding rows have weight 0."""
-    rows = coarse_bucket(len(X))
-    return Weighted((pad(X, rows, features), pad(y, rows)), jnp.asarray(pad(weights, rows)), weights.sum())
+def _as_data(rows: TrainingRows, moments: Moments, features: int) -> Any:
+    """Examples as the data of a fit, with columns of zeros up to so many features."""
+    return as_data(rows.map(_weighted_examples, features), coarse_bucket, moments.rows, moments.size)
+
+
+def _weighted_examples(part: Examples, features: int) -> Weighted:
+    x, y, weights = part
+    return Weighted((pad(x, len(x), features), y), weights, weights.sum())  # pyright: ignore[reportArgumentType]
+
+
+def _in_units(part: Examples, center: np.ndarray, scale: np.ndarray) -> Examples:
+    return part._replace(x=(part.x - center) / scale)
+
+
+def _input_moments(part: Examples) -> Moments:
+    return moments_of(part.x, part.weights)
+
+
+def _sum_squares(part: Examples) -> np.ndarray:
+    return part.weights @ part.x**2
+
+
+def _weights_of(start: Any) -> Any:
+    """The weights at which a start begins, a member of a family or bare parameters."""
+    mean: Any = getattr(start, "mean", start)
+    return mean["w"]
 
 
 class LogisticRegression(Classifier, _LinearModel):
@@ -495,17 +551,16 @@ class LogisticRegression(Classifier, _LinearModel):
     @double_precision
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the posterior of the weights."""
-        X, y = self._validate_rows(X, y, ensure_min_samples=2)
-        self.classes_, labels = encode_classes(y)
-        weights = example_weights(X, sample_weight, self.class_weight, self.classes_, labels)
+        rows = self._training_rows(X, y, sample_weight, numeric=False, ensure_min_samples=2)
+        labels = rows.reduce(_labels_of_examples, merge_labels)
+        self.classes_ = check_classes(labels.classes)
+        rows, totals = self._weigh_classes(rows, labels)
         # A class all of whose rows have the weight 0 is as good as absent: its intercept would have no posterior.
-        totals = np.bincount(labels, weights, minlength=len(self.classes_))
         self.modelled_classes_ = np.flatnonzero(totals > 0)
         if len(self.modelled_classes_) < 2:
             only = self.classes_[self.modelled_classes_].tolist()
             raise ValueError(f"Only one class has rows of a weight above 0, {only}: a classifier needs two.")
-        places = np.maximum(np.cumsum(totals > 0) - 1, 0)
-        return self._fit_labels(X, places[labels], weights, first=True)
+        return self._fit_labels(rows, first=True)
 
     @double_precision
     def partial_fit(self, X: Any, y: Any, classes: Any = None, sample_weight: Any = None) -> Self:
@@ -514,33 +569,47 @@ class LogisticRegression(Classifier, _LinearModel):
         `classes` lists all classes at the first call, if y lacks some of them.
         """
         first = not hasattr(self, "posterior_")
-        X, y = self._validate_rows(X, y, reset=first)
-        self.classes_, labels = encode_classes(y, classes if first else self.classes_)
-        weights = example_weights(X, sample_weight, self.class_weight, self.classes_, labels)
+        rows = self._training_rows(X, y, sample_weight, numeric=False, reset=first)
+        labels = rows.reduce(_labels_of_examples, merge_labels)
+        self.classes_ = check_classes(labels.classes, classes if first else self.classes_)
+        rows, totals = self._weigh_classes(rows, labels)
         if first:
             self.modelled_classes_ = np.arange(len(self.classes_))
-        unknown = np.setdiff1d(labels[weights > 0], self._modelled())
+        unknown = np.setdiff1d(np.flatnonzero(totals > 0), self._modelled())
         if len(unknown):
             raise ValueError(
                 f"The classes {self.classes_[unknown].tolist()} had no weight in fit, and the posterior does not have "
                 "them: call fit with all rows."
             )
-        return self._fit_labels(X, np.searchsorted(self._modelled(), labels), weights, first=first)
+        return self._fit_labels(rows, first=first)
 
-    def _fit_labels(self, X: np.ndarray, labels: np.ndarray, weights: np.ndarray, *, first: bool) -> Self:
-        """Fit to labels that are places among the modelled classes, or condition the posterior so far on them."""
-        count = len(self._modelled())
-        labels = np.minimum(labels, count - 1)  # Rows of weight 0 may have another class.
+    def _weigh_classes(self, rows: TrainingRows, labels: Labels) -> tuple[TrainingRows, np.ndarray]:
+        """The rows with the index of their class as y and their class's weight in their own, and all classes' sums."""
+        totals, by_class = np.zeros(len(self.classes_)), np.ones(len(self.classes_))
+        totals[np.searchsorted(self.classes_, labels.classes)] = labels.totals
+        if self.class_weight is not None:
+            by_class = class_weights(self.class_weight, self.classes_, totals)
+        check_total_weight(totals @ by_class)
+        return rows.map(_encoded, self.classes_, by_class), totals * by_class
+
+    def _fit_labels(self, rows: TrainingRows, *, first: bool) -> Self:
+        """Fit to labels that are places among all classes, or condition the posterior so far on them."""
+        modelled = self._modelled()
+        count = len(modelled)
         outputs = count - 1 if count > 2 else None
-        labels = labels if outputs else labels.astype(float)
+        # A row of weight 0 may have a class that is not modelled, and counts as one of the last.
+        places = np.full(len(self.classes_), count - 1)
+        places[modelled] = np.arange(count)
+        rows = rows.map(_with_labels, places if outputs else places.astype(float))
+        moments = rows.reduce(_input_moments, merge_moments)
         if not first:
-            return self._update(X, labels, weights)
+            return self._update(rows, moments)
         self.outputs_ = "contrasts"
-        if outputs and self._rule(outputs, X).family.kind is BlockDiagonalGaussian:
+        if outputs and self._rule(outputs, moments.rows).family.kind is BlockDiagonalGaussian:
             # Contrasts that are independent of each other would depend on the order of the classes.
             self.outputs_, outputs = "classes", count
-        start = regression.zeros(X.shape[1], outputs, intercept=self.fit_intercept)
-        return self._fit_from(start, X, labels, weights)
+        start = regression.zeros(self.n_features_in_, outputs, intercept=self.fit_intercept)
+        return self._fit_from(start, rows, moments)
 
     def _set_coefficients(self, coef: np.ndarray, intercept: np.ndarray) -> None:
         modelled = self._modelled()
@@ -556,6 +625,7 @@ class LogisticRegression(Classifier, _LinearModel):
             coef, intercept = every
         self.coef_, self.intercept_ = coef.astype(self._input_dtype), intercept.astype(self._input_dtype)
 
+    @row_by_row
     @in_dtype_of_inputs
     @double_precision
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -563,6 +633,7 @@ class LogisticRegression(Classifier, _LinearModel):
         mean, _ = self._predictive(self._inputs(X))
         return self._for_every_class(np.column_stack([1 - mean, mean]) if mean.ndim == 1 else mean, 0.0)
 
+    @row_by_row
     @in_dtype_of_inputs
     @double_precision
     def decision_function(self, X: Any) -> np.ndarray:
@@ -600,6 +671,19 @@ class LogisticRegression(Classifier, _LinearModel):
         return self.classes_[self._modelled()][np.asarray(jax.random.categorical(label_key, scores))]
 
 
+def _labels_of_examples(part: Examples) -> Labels:
+    return labels_of(part.y, part.weights)
+
+
+def _encoded(part: Examples, classes: np.ndarray, by_class: np.ndarray) -> Examples:
+    index = np.searchsorted(classes, part.y)
+    return part._replace(y=index, weights=part.weights * by_class[index])
+
+
+def _with_labels(part: Examples, labels: np.ndarray) -> Examples:
+    return part._replace(y=labels[part.y])
+
+
 def _class_scores(kind: str, f: Any) -> Any:
     return f if kind == "categorical" else regression.classes(f)
 
@@ -635,34 +719,35 @@ class PoissonRegression(RegressorMixin, _LinearModel):
     @double_precision
     def fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Fit the posterior of the weights."""
-        X, y = self._validate_counts(X, y, reset=True)
-        return self._fit_counts(X, y, example_weights(X, sample_weight))
+        return self._fit_counts(*self._counted_rows(X, y, sample_weight, reset=True))
 
-    def _fit_counts(self, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Self:
-        start = regression.zeros(X.shape[1], intercept=self.fit_intercept)
+    def _fit_counts(self, rows: TrainingRows, counts: Moments) -> Self:
+        start = regression.zeros(self.n_features_in_, intercept=self.fit_intercept)
         if self.fit_intercept:  # Start at the mean count: from b = 0 the first e^f can be far off.
-            start["b"] = jnp.log(max(float(np.average(y, weights=weights)), 1e-3))
-        return self._fit_from(start, X, y, weights)
+            start["b"] = jnp.log(max(float(counts.center), 1e-3))
+        return self._fit_from(start, rows, rows.reduce(_input_moments, merge_moments))
 
-    def _validate_counts(self, X: Any, y: Any, *, reset: bool) -> tuple[np.ndarray, np.ndarray]:
-        X, y = self._validate_rows(X, y, y_numeric=True, reset=reset)
-        y = np.asarray(y, float)
-        if not np.any(y):
+    def _counted_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> tuple[TrainingRows, Moments]:
+        """The rows, and the moments of their counts, which are checked."""
+        rows = self._training_rows(X, y, sample_weight, numeric=True, reset=reset)
+        least, most, counts = rows.reduce(_range_of_counts, _merge_ranges)
+        if not (least or most):
             raise ValueError("Every count in y is 0, so that the logarithm of the rate would be −∞: give some above 0.")
-        if np.any(y < 0):
-            raise ValueError(
-                f"y has {y.min():.6g}, and counts are not negative: for other numbers use RidgeRegression."
-            )
-        return X, y
+        if least < 0:
+            raise ValueError(f"y has {least:.6g}, and counts are not negative: for other numbers use RidgeRegression.")
+        check_total_weight(counts.size)
+        return rows, counts
 
     @double_precision
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> Self:
         """Condition on more data: the posterior so far is the prior for it."""
         first = not hasattr(self, "posterior_")
-        X, y = self._validate_counts(X, y, reset=first)
-        weights = example_weights(X, sample_weight)
-        return self._fit_counts(X, y, weights) if first else self._update(X, y, weights)
+        rows, counts = self._counted_rows(X, y, sample_weight, reset=first)
+        if first:
+            return self._fit_counts(rows, counts)
+        return self._update(rows, rows.reduce(_input_moments, merge_moments))
 
+    @row_by_row
     @in_dtype_of_inputs
     @double_precision
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -688,6 +773,14 @@ class PoissonRegression(RegressorMixin, _LinearModel):
         tags = super().__sklearn_tags__()
         tags.target_tags.positive_only = True
         return tags
+
+
+def _range_of_counts(part: Examples) -> tuple[float, float, Moments]:
+    return float(part.y.min()), float(part.y.max()), moments_of(part.y, part.weights)
+
+
+def _merge_ranges(one: tuple, other: tuple) -> tuple[float, float, Moments]:
+    return min(one[0], other[0]), max(one[1], other[1]), merge_moments(one[2], other[2])
 
 
 __all__ = ["LogisticRegression", "PoissonRegression", "RidgeRegression"]

@@ -9,21 +9,23 @@ import numpy as np
 from scipy.special import logsumexp
 from sklearn.base import DensityMixin
 from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from ..factor_graph.model import Model
 from ..families.point_mass import Peak
 from ..families.product import Product
 from ..models.component_predictive import build_predictive, mean_and_precision
-from ..models.mixture import Covariance, gaussian_mixture, usual_priors
+from ..models.mixture import Covariance, gaussian_mixture, priors_from_moments
 from ..models.starts.clusters import with_shifted_mean
 from ..numerics.checks import positive_int
 from ..numerics.padding import pad
 from ..numerics.random import Key
 from ..recipes import svi
 from ..rule.rule import Rule
-from .base import double_precision, in_dtype_of_inputs, input_dtype
+from .base import double_precision, in_dtype_of_inputs, input_dtype, row_by_row
 from .base_iterative import IterativeEstimator, PowerDecay, check_positive_ints, padded_rows
+from .preprocessing import Moments, merge_moments, moments_of
+from .training_rows import DaskParts, RowsInMemory, check_full_batches, start_rows, training_rows
 
 _SVI_BATCH = 256
 
@@ -136,31 +138,43 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to rows X (N, D)."""
         dtype = input_dtype(X)
-        X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
+        rows = training_rows(self, X)
+        moments = rows.reduce(_moments, merge_moments)
+        count = moments.rows
         check_positive_ints(self, "n_components")
-        if len(X) < self.n_components:
+        if count < self.n_components:
             raise ValueError(
-                f"Expected n_samples >= n_components but got n_components = {self.n_components}, n_samples = {len(X)}: "
+                f"Expected n_samples >= n_components but got n_components = {self.n_components}, n_samples = {count}: "
                 "some components would have no row. Use fewer."
             )
         if not self.reg_covar >= 0:
             raise ValueError(f"reg_covar= is a variance, 0 or more, got {self.reg_covar!r}.")
         # Messages are products of entries: of centred rows they lose no digits.
-        center = X.mean(0)
+        center = moments.center
         start = self._check_start(center)
-        rows, batch_size = X - center, self._batch_rows(len(X))
-        if batch_size is None:
-            rows = pad(rows, padded_rows(len(X)), fill=np.nan)  # Missing rows contribute nothing.
-        settings = (self.n_components, self.covariance_type, self.reg_covar * len(X))
-        build = partial(_build_model, rows, start, *settings)
-        fitted = self._fit_starts(build, {"y": rows}, len(X), batch_size)
+        centred, batch_size = rows.map(np.subtract, center), self._batch_rows(count)
+        check_full_batches(rows, batch_size)
+        data: Any = centred.map(_named)
+        if isinstance(data, DaskParts):
+            data = data.known(rows=count, count=float(count))
+        if isinstance(data, RowsInMemory):
+            # Missing rows contribute nothing to a full batch.
+            data = data.part if batch_size else {"y": pad(centred.take(slice(None)), padded_rows(count), fill=np.nan)}
+        priors = {}
+        if self._rule().name != "em":
+            covariance = centred.reduce(_sum_of_products, np.add) / (count - 1)
+            kind: Any = self.covariance_type
+            priors = priors_from_moments(np.zeros_like(center), covariance, self.n_components, kind)
+        settings = (self.n_components, self.covariance_type, self.reg_covar * count)
+        build = partial(_build_model, start_rows(centred, count), priors, start, *settings)
+        fitted = self._fit_starts(build, data, count, batch_size)
         q = fitted.result.q
         self._set_attributes(fitted, Product({**q.blocks, "components": with_shifted_mean(q["components"], center)}))
         if isinstance(self.posterior_["components"], Peak):
-            self.bound_ = float(logsumexp(self._log_joint(X), axis=1).sum())
-        self.lower_bound_ = self.bound_ / len(X)
+            self.bound_ = float(rows.reduce(_sum_of_log_densities, np.add, self.posterior_))
+        self.lower_bound_ = self.bound_ / count
         bounds = fitted.result.trace.get("bound", ())
-        self.lower_bounds_ = np.append(np.asarray(bounds, float) / len(X), self.lower_bound_)
+        self.lower_bounds_ = np.append(np.asarray(bounds, float) / count, self.lower_bound_)
         self.weights_ = self._weights().astype(dtype)
         means, precisions = mean_and_precision(self.posterior_["components"])
         shared = {"tied": lambda every: every[0], "spherical": lambda every: every[:, 0]}
@@ -226,9 +240,9 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
 
     def _log_joint(self, X: np.ndarray) -> np.ndarray:
         """log E π_k + log p(y_n | k), (N, K)."""
-        log_weights = np.log(np.maximum(self._weights(), np.finfo(float).tiny))
-        return log_weights + build_predictive(self.posterior_["components"]).log_prob(X)
+        return _log_joint(X, self.posterior_)
 
+    @row_by_row
     @in_dtype_of_inputs
     @double_precision
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -236,6 +250,7 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         log_joint = self._log_joint(self._validate(X))
         return np.exp(log_joint - logsumexp(log_joint, axis=1, keepdims=True))
 
+    @row_by_row
     @double_precision
     def predict(self, X: Any) -> np.ndarray:
         """The most probable component of each row."""
@@ -245,6 +260,7 @@ class GaussianMixture(DensityMixin, IterativeEstimator):
         """Fit, and return the most probable component of each row."""
         return self.fit(X).predict(X)
 
+    @row_by_row
     @in_dtype_of_inputs
     @double_precision
     def score_samples(self, X: Any) -> np.ndarray:
@@ -305,8 +321,31 @@ def _check_precisions(precisions: np.ndarray, kind: str) -> None:
         )
 
 
+def _log_joint(X: np.ndarray, posterior: Any) -> np.ndarray:
+    log_weights = np.log(np.maximum(np.asarray(posterior["weights"].mean, float), np.finfo(float).tiny))
+    return log_weights + build_predictive(posterior["components"]).log_prob(X)
+
+
+def _sum_of_log_densities(X: np.ndarray, posterior: Any) -> np.ndarray:
+    densities: Any = logsumexp(_log_joint(X, posterior), axis=1)
+    return densities.sum()
+
+
+def _moments(X: np.ndarray) -> Moments:
+    return moments_of(X, np.ones(len(X)))
+
+
+def _sum_of_products(X: np.ndarray) -> np.ndarray:
+    return X.T @ X
+
+
+def _named(X: np.ndarray) -> dict[str, np.ndarray]:
+    return {"y": X}
+
+
 def _build_model(
     rows: np.ndarray,
+    usual: dict[str, Any],
     values: dict[str, np.ndarray],
     count: int,
     covariance: Any,
@@ -317,6 +356,6 @@ def _build_model(
 ) -> Model:
     floor = penalty / count if priors == "flat" else 0.0
     if priors == "default":
-        priors = usual_priors(rows, count, covariance)
+        priors = usual
     options: dict[str, Any] = {"priors": priors, "floor": floor, "key": key, "start": start, **values}
     return gaussian_mixture(rows, count, covariance=covariance, **options)

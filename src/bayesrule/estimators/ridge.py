@@ -6,7 +6,6 @@ import math
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import validate_data
@@ -27,11 +26,13 @@ from .base import (
     in_dtype_of_inputs,
     input_dtype,
     make_key,
+    row_by_row,
     to_numpy,
 )
 from .export import ExportsNumpy
 from .named_recipes import linear_rule
 from .preprocessing import example_weights
+from .training_rows import Examples, RowsInMemory, TrainingRows, as_data, dask_examples, is_dask
 
 _LARGEST_FACTOR = 1e26  # The noise is found down to 10⁻¹³ standard deviations of y, where its arithmetic ends.
 _LARGEST_CONDITION = 1e13  # of the posterior's precision, where data leave a combination of weights to the prior
@@ -128,22 +129,27 @@ class RidgeRegression(RegressorMixin, ExportsNumpy, Estimator):
             )
         rule = None if exact else linear_rule(self.recipe, 1, self.max_iter, self)
         dtype = input_dtype(X)
-        X, y = validate_data(self, X, y, accept_sparse=["csr", "csc"], dtype=np.float64, y_numeric=True, reset=first)
-        X = as_dense(X)
-        y, weights = np.asarray(y, float), example_weights(X, sample_weight)
-        before = (
-            None if first else ridge.Rows(self.n_samples_seen_, np.append(self.x_mean_, self.y_mean_), self.triangle_)
-        )
-        rows = ridge.reduce_rows(X, y, weights, before, centered=bool(self.fit_intercept))
-        self.n_samples_seen_, self.triangle_ = rows.size, rows.triangle
-        self.x_mean_, self.y_mean_ = rows.mean[:-1], float(rows.mean[-1])
+        rows = self._training_rows(X, y, sample_weight, reset=first)
+        reduced = rows.reduce(_reduce_examples, ridge.merge_rows, bool(self.fit_intercept))
+        if not first:
+            before = ridge.Rows(self.n_samples_seen_, np.append(self.x_mean_, self.y_mean_), self.triangle_)
+            reduced = ridge.merge_rows(before, reduced)
+        self.n_samples_seen_, self.triangle_ = reduced.size, reduced.triangle
+        self.x_mean_, self.y_mean_ = reduced.center[:-1], float(reduced.center[-1])
         self._solve()
         if rule is not None:
-            self._fit_by(rule, X, y, weights)
+            self._fit_by(rule, rows)
         coef = np.asarray(self.posterior_.mean["w"], float)
         self.intercept_ = float(self.posterior_.mean.get("b", 0.0)) + self.y_mean_ - float(self.x_mean_ @ coef)
         self.coef_ = coef.astype(dtype)
         return self
+
+    def _training_rows(self, X: Any, y: Any, sample_weight: Any, *, reset: bool) -> TrainingRows:
+        if is_dask(X):
+            return dask_examples(self, X, y, sample_weight, numeric=True, reset=reset)
+        X, y = validate_data(self, X, y, accept_sparse=["csr", "csc"], dtype=np.float64, y_numeric=True, reset=reset)
+        X = as_dense(X)
+        return RowsInMemory(Examples(X, np.asarray(y, float), example_weights(X, sample_weight)))
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -221,16 +227,15 @@ class RidgeRegression(RegressorMixin, ExportsNumpy, Estimator):
         self.log_evidence_ = float(result.bound or 0.0) + constant
         self.n_iter_ = 1
 
-    def _fit_by(self, rule: Rule, X: np.ndarray, y: np.ndarray, weights: np.ndarray) -> None:
+    def _fit_by(self, rule: Rule, rows: TrainingRows) -> None:
         """Fit the posterior by another algorithm, on the rows themselves, at the hyper-parameters of the evidence."""
         scale = self._target_scale()
         hyper = {"w": self.prior_precision_ * scale**2}
-        ones = np.full(len(X), float(self.fit_intercept))
-        inputs = pad(np.column_stack([ones, (X - self.x_mean_) / self.x_scale_]), bucket(len(X)))
-        precisions = jnp.asarray(pad(weights * scale**2 / self.noise_, len(inputs)))
-        data = Weighted((inputs, pad((y - self.y_mean_) / scale, len(inputs))), precisions)
-        start = regression.zeros(X.shape[1], intercept=self.fit_intercept)
-        objective = ridge.ridge(len(inputs), self._prior(hyper))
+        units = {"x_mean": self.x_mean_, "x_scale": self.x_scale_, "y_mean": self.y_mean_, "y_scale": scale}
+        scaled = rows.map(_scaled_examples, units, scale**2 / self.noise_, float(self.fit_intercept))
+        data = as_data(scaled, bucket, rows.rows, float(rows.rows))
+        start = regression.zeros(self.n_features_in_, intercept=self.fit_intercept)
+        objective = ridge.ridge(rows.rows, self._prior(hyper))
         result = self._run(rule, objective, start, data, steps=self.max_iter, key=make_key(self.random_state))
         self.n_iter_ = result.steps
         self._set_posterior(regression.without_padding(result.q, self.n_features_in_), scale)
@@ -239,6 +244,7 @@ class RidgeRegression(RegressorMixin, ExportsNumpy, Estimator):
         """Set `posterior_`: q in the units of X and y."""
         self.posterior_ = to_numpy(regression.in_units_of_columns(regression.rescaled(q, scale), self.x_scale_))
 
+    @row_by_row
     @in_dtype_of_inputs
     @double_precision
     def predict(self, X: Any, return_std: bool = False) -> Any:
@@ -259,6 +265,18 @@ class RidgeRegression(RegressorMixin, ExportsNumpy, Estimator):
         X = self._validate(X)
         f = self.y_mean_ + regression.draw_scores(self.posterior_, X - self.x_mean_, n_samples, weight_key)
         return np.asarray(f + math.sqrt(self.noise_) * jax.random.normal(noise_key, f.shape))
+
+
+def _reduce_examples(part: Examples, centered: bool) -> ridge.Rows | None:
+    """The sufficient statistics of a part; None where none of its rows has a weight above 0."""
+    return ridge.reduce_rows(*part, centered=centered) if np.any(part.weights > 0) else None
+
+
+def _scaled_examples(part: Examples, units: dict[str, Any], precision: float, constant: float) -> Weighted:
+    """Rows ((c, x), y) around their means and in units of their scales, with their noise's precisions as weights."""
+    x, y = (part.x - units["x_mean"]) / units["x_scale"], (part.y - units["y_mean"]) / units["y_scale"]
+    inputs = np.column_stack([np.full(len(x), constant), x])
+    return Weighted((inputs, y), part.weights * precision, len(x))  # pyright: ignore[reportArgumentType]
 
 
 def _positive_or_auto(name: str, value: Any) -> float | None:

@@ -9,7 +9,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.special import digamma
 from sklearn.base import ClassNamePrefixFeaturesOutMixin, TransformerMixin
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_array, check_is_fitted, validate_data
 
 from ..factor_graph.model import Model
 from ..families.dirichlet import Dirichlet
@@ -19,8 +19,9 @@ from ..numerics.padding import bucket
 from ..numerics.random import Key
 from ..recipes import svi
 from ..rule.rule import Rule
-from .base import choose_rule, double_precision, in_dtype_of_inputs, input_dtype, make_key
+from .base import choose_rule, double_precision, in_dtype_of_inputs, input_dtype, make_key, row_by_row
 from .base_iterative import FittedModel, IterativeEstimator, PowerDecay, check_positive_ints, padded_rows
+from .training_rows import DaskParts, check_full_batches, is_dask, validate_collection
 
 _TOGETHER = 16  # Of many documents, how many are iterated together: a group takes as many steps as its slowest.
 
@@ -149,11 +150,20 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
     def fit(self, X: Any, y: Any = None) -> Self:
         """Fit to counts X (documents, words), dense or sparse."""
         dtype = input_dtype(X)
-        X = self._validate_counts(X, reset=True)
         check_positive_ints(self, "batch_size")
-        rows = X.shape[0]
+        if is_dask(X):
+            validate_collection(self, X, reset=True)
+            parts = DaskParts(X).map(_check_counts)
+            width, rows = parts.reduce(_width_and_rows, _merge_widths)
+            data: Any = parts.map(_documents, bucket(width)).known(rows=rows, count=float(rows))
+        else:
+            X = self._validate_counts(X, reset=True)
+            rows, data = X.shape[0], None
         batch_size = self.batch_size if self.method == "svi" and self.batch_size < rows else None
-        data = _pad_documents(X) if batch_size is None else documents(X, width=_padded_width(X))
+        if data is not None:
+            check_full_batches(data, batch_size)
+        else:
+            data = _pad_documents(X) if batch_size is None else documents(X, width=_padded_width(X))
         build = partial(self._model, self.topic_word_prior)
         self._set_topics(self._fit_starts(build, data, rows, batch_size, self._rule(rows)), dtype)
         return self
@@ -199,6 +209,7 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
             self._model(self.topic_word_prior), self.posterior_, _pad_documents(X), rule, self.max_iter
         )
 
+    @row_by_row
     @in_dtype_of_inputs
     @double_precision
     def transform(self, X: Any, *, normalize: bool = True) -> np.ndarray:
@@ -227,6 +238,25 @@ class LatentDirichletAllocation(ClassNamePrefixFeaturesOutMixin, TransformerMixi
         """exp(−bound per word) of these documents; lower is better."""
         X = self._validate_new(X)
         return float(np.exp(-self.score(X) / X.sum()))
+
+
+def _check_counts(X: Any) -> Any:
+    """A block of counts, dense or sparse, checked."""
+    options: Any = {"accept_sparse": "csr", "dtype": np.float64, "ensure_non_negative": True}
+    return check_array(X, ensure_min_samples=0, input_name="X", **options)
+
+
+def _width_and_rows(X: Any) -> tuple[int, int]:
+    """The most different words of a document, and the number of documents."""
+    return int(np.diff(csr_array(X).indptr).max(initial=1)), X.shape[0]
+
+
+def _merge_widths(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return max(one[0], other[0]), one[1] + other[1]
+
+
+def _documents(X: Any, width: int) -> dict[str, Any]:
+    return documents(X, width=width)
 
 
 def _pad_documents(X: Any) -> dict[str, Any]:

@@ -124,11 +124,31 @@ def condensed(y: Any, count: int) -> Weighted:
     ([[56.0, 68.0], [68.0, 84.0]], [2.0, 2.0])
     """
     rows = np.asarray(y, float)
-    triangle = np.linalg.qr(rows, mode="r")
+    return condensed_triangle(np.asarray(np.linalg.qr(rows, mode="r")), len(rows), count)
+
+
+def condensed_triangle(triangle: np.ndarray, rows: int, count: int) -> Weighted:
+    """`condensed` rows from R of a QR decomposition of all rows, to which rows in parts are reduced in one pass.
+
+    Args:
+        triangle: R.
+        rows: N, of how many rows.
+        count: at least as many as R has rows.
+    """
     if len(triangle) > count:
         raise ValueError(
-            f"{len(rows)} rows of {rows.shape[1]} numbers need at least {len(triangle)} in their place, got {count}."
+            f"{rows} rows of {triangle.shape[1]} numbers need at least {len(triangle)} in their place, got {count}."
         )
-    padding = np.zeros((count - len(triangle), rows.shape[1]))
-    reduced = np.concatenate([triangle, padding]) * np.sqrt(count / len(rows))
-    return Weighted({"y": jnp.asarray(reduced)}, jnp.asarray(np.full(count, len(rows) / count)))
+    padding = np.zeros((count - len(triangle), triangle.shape[1]))
+    reduced = np.concatenate([triangle, padding]) * np.sqrt(count / rows)
+    return Weighted({"y": jnp.asarray(reduced)}, jnp.asarray(np.full(count, rows / count)))
+
+
+def mirrored(triangle: np.ndarray, rows: int) -> np.ndarray:
+    """A few rows of mean 0 with the same second moments as so many rows of which R is the triangle.
+
+    >>> few = mirrored(np.array([[3.0, 1.0], [0.0, 2.0]]), 8)
+    >>> few.mean(0).tolist(), (8 * few.T @ few / len(few)).round(6).tolist()
+    ([0.0, 0.0], [[9.0, 3.0], [3.0, 5.0]])
+    """
+    return np.concatenate([triangle, -triangle]) * np.sqrt(len(triangle) / rows)

@@ -99,6 +99,21 @@ def usual_priors(y: Any, components: int, covariance: Covariance = "full") -> di
     # Covariances need both entries of a row; where few rows have all of them, the variances alone will do.
     enough = len(complete) > size or len(complete) == np.sum(~np.isnan(rows).all(1))
     cov = np.atleast_2d(np.cov(complete.T)) if enough else np.diag(np.nanvar(rows, axis=0, ddof=1))
+    return priors_from_moments(np.asarray(mean), cov, components, covariance)
+
+
+def priors_from_moments(
+    center: np.ndarray, cov: np.ndarray, components: int, covariance: Covariance = "full"
+) -> dict[str, ExponentialFamily]:
+    """`usual_priors` from the mean and the covariance of all rows.
+
+    Args:
+        center: m.
+        cov: S.
+        components: K.
+        covariance: the kind of the components' covariances.
+    """
+    size, mean = len(center), jnp.asarray(center)
     cov = cov + 1e-6 * np.diag(np.diag(cov))  # invertible also where one column is a linear function of others
     if covariance == "full":
         shared: Any = NormalWishart(mean, jnp.ones(()), jnp.asarray(float(size)), jnp.asarray(np.linalg.inv(cov)))

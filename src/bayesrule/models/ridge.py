@@ -26,11 +26,24 @@ class Rows(NamedTuple):
 
     RᵀR is the matrix of sums of squares around the means. R is computed from the rows themselves: it has the rounding
     error of the rows, and not that of their squares, and large means do not cancel.
+
+    Attributes:
+        size: the weight.
+        mean: the means, less the origin.
+        triangle: R.
+        origin: one of the rows. Numbers that lie close to each other are subtracted without rounding, so that means
+            less an origin of 10⁸ have the digits that 10⁸ would take, and so do the differences of the parts' means.
     """
 
     size: float
     mean: Float[np.ndarray, " D+1"]
     triangle: Float[np.ndarray, "R D+1"]
+    origin: Any = 0.0
+
+    @property
+    def center(self) -> Float[np.ndarray, " D+1"]:
+        """The means."""
+        return self.origin + self.mean
 
 
 def reduce_rows(
@@ -60,18 +73,30 @@ def reduce_rows(
         size = float(weight.sum())
         if size == 0:
             continue
-        mean = weight @ block / size if centered else np.zeros(block.shape[1])
-        stack = [np.sqrt(weight)[:, None] * (block - mean)]
-        if before is not None:
-            # Two groups around their own means are one group around the common mean with one more row, the scaled
-            # difference of the means.
-            gap = math.sqrt(before.size * size / (before.size + size)) * (mean - before.mean)
-            stack = [before.triangle, gap[None], *stack]
-            mean = before.mean + size / (before.size + size) * (mean - before.mean)
-            size += before.size
-        before = Rows(size, mean, np.asarray(np.linalg.qr(np.vstack(stack), mode="r")))
+        origin = block[np.argmax(weight > 0)] if centered else np.zeros(block.shape[1])
+        block = block - origin
+        mean = weight @ block / size if centered else origin
+        rows = Rows(size, mean, np.sqrt(weight)[:, None] * (block - mean), origin)
+        before = _triangular(rows) if before is None else merge_rows(before, rows)
     assert before is not None  # at least one row has a weight above 0
     return before
+
+
+def merge_rows(one: Rows, other: Rows) -> Rows:
+    """The `Rows` of two parts of the data.
+
+    Two groups around their own means are one group around the common mean with one more row, the scaled difference of
+    the means: sums of squares are never subtracted from each other.
+    """
+    size = one.size + other.size
+    difference = (other.origin - one.origin) + (other.mean - one.mean)
+    gap = math.sqrt(one.size * other.size / size) * difference
+    triangle = np.vstack([one.triangle, gap[None], other.triangle])
+    return _triangular(Rows(size, one.mean + other.size / size * difference, triangle, one.origin))
+
+
+def _triangular(rows: Rows) -> Rows:
+    return rows._replace(triangle=np.asarray(np.linalg.qr(rows.triangle, mode="r")))
 
 
 def scores(params: PyTree, row: Float[Array, " D+1"]) -> Array:

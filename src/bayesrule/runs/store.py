@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..estimators.registry import build_estimator, estimator_class
-from ..fitting.checkpoint import read, write
+from ..fitting.checkpoint import naming_the_file, read, sync_folder, write
 from ..fitting.result import load as load_result
 from ..models.column_gaussian import ColumnGaussian
 from ..tables.encoding import Encoding
@@ -52,8 +52,9 @@ def partial_folder(out: Path) -> Path:
 def write_request(partial: Path, request: dict[str, Any]) -> None:
     """Save the options of an unfinished run; the file is complete or absent, whenever the process is killed."""
     temporary = partial / f"{REQUEST}.new"
-    temporary.write_text(json.dumps(request), encoding="utf-8")
-    temporary.replace(partial / REQUEST)
+    with naming_the_file(partial / REQUEST):
+        temporary.write_text(json.dumps(request), encoding="utf-8")
+        temporary.replace(partial / REQUEST)
 
 
 def read_request(partial: Path) -> dict[str, Any] | None:
@@ -142,12 +143,21 @@ def _manifest(folder: Path) -> dict[str, Any]:
 
 def publish(partial: Path, out: Path) -> None:
     """Rename a complete run to its final directory; a run that was there is deleted only after that."""
-    for leftover in [*partial.glob("fit*.npz"), *(partial / name for name in (*_UNFINISHED, *_OLD_NAMES))]:
+    # Checkpoints and those before them, and what a killed process had begun to write.
+    saved = [*partial.glob("fit*.npz*"), *partial.glob(".*.npz*")]
+    for leftover in [*saved, *(partial / name for name in (*_UNFINISHED, *_OLD_NAMES))]:
         leftover.unlink(missing_ok=True)
     previous = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
-    if out.exists():
-        out.rename(previous / out.name)
-    partial.rename(out)
+    try:
+        if out.exists():
+            out.rename(previous / out.name)
+        partial.rename(out)
+    except OSError:  # The run that was there is put back, and the new one can be published by --resume.
+        if (previous / out.name).exists():
+            (previous / out.name).rename(out)
+        previous.rmdir()
+        raise
+    sync_folder(out.parent)
     shutil.rmtree(previous, ignore_errors=True)
 
 
@@ -266,7 +276,8 @@ def _load_preprocessing(folder: Path) -> Preprocessing | None:
 
 def _write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=1, default=_as_json, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    with naming_the_file(path):
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 def _as_json(value: Any) -> Any:

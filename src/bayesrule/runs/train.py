@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from . import average, score
 from .data_checks import find_warnings
 from .explain import add_explanations
 from .folds import check_folds
+from .partitioned import PartitionedTable, fit_partitions
 from .preprocess import Inputs, Preprocessing, TrainingRows
 from .redraw import redraw
 from .references import (
@@ -46,6 +48,8 @@ def train(
     on_progress: Callable[[Progress], None] | None = None,
     log: Callable[[str], None] = lambda message: None,
     references: bool = False,
+    signals: tuple[signal.Signals, ...] = (signal.SIGTERM,),
+    partitions: PartitionedTable | None = None,
 ) -> Run:
     """Fit an estimator to a table.
 
@@ -56,10 +60,12 @@ def train(
         on_progress: called with the progress of every fit.
         log: called with messages for the user, such as what was guessed.
         references: whether stronger baselines are fitted to the same rows, too: a linear model and boosted trees.
+        signals: the signals at which a fit is saved in `folder`, and ended by `SystemExit(143)`.
+        partitions: a table of which `table` is the sample: the estimator is fitted to all of its rows.
     """
     began = time.perf_counter()
     all_rows = table
-    watcher = Watcher(folder, on_progress)
+    watcher = Watcher(folder, on_progress, signals=signals)
     if is_without_target(config):
         config, notes = resolve_structure_config(table, config)
         notes = [*table.notes, *notes]
@@ -78,7 +84,10 @@ def train(
 
         run = train_sequence(table, target, config, watcher)
     else:
-        run = _train_rows(table, target, config, watcher, log, references)
+        if partitions is not None:
+            kept = np.flatnonzero(~all_rows.columns[target.name].missing)
+            partitions = replace(partitions, places=partitions.places[kept])
+        run = _train_rows(table, target, config, watcher, log, references, partitions)
         # Rows without a target were dropped before; a run's row numbers are those of the file.
         row_in_file = np.flatnonzero(~all_rows.columns[target.name].missing)
         for part in (run.test, run.influence):
@@ -277,6 +286,7 @@ def _train_rows(
     watcher: Watcher,
     log: Callable[[str], None],
     references: bool,
+    partitions: PartitionedTable | None = None,
 ) -> Run:
     """Fit and score an estimator whose rows are independent."""
     task = config["task"]
@@ -303,14 +313,17 @@ def _train_rows(
         watcher.heldout = lambda q: float(
             predict_held_out(estimator.with_posterior(q), test_inputs, y_test, task, classes).losses.mean()
         )
-    fit_rows(prepared, config)
+    if partitions is None:
+        fit_rows(prepared, config)
+    else:
+        fit_partitions(prepared, partitions, config, classes, test_rows)
     predicted = predict_held_out(estimator, test_inputs, y_test, task, classes)
     baseline = predict_baseline(y_train, y_test, task, len(classes))
     run = Run(
         config={**config, "estimator": type(estimator).__name__},
         summary={
-            "rows": table.rows,
-            "train_rows": len(train_rows),
+            "rows": table.rows if partitions is None else partitions.rows,
+            "train_rows": len(train_rows) if partitions is None else partitions.rows - len(test_rows),
             "test_rows": len(test_rows),
             "columns": columns,
             "target": _summarize_target(target, y, classes),

@@ -77,6 +77,30 @@ def read(
     return Table(columns, path.name, notes, locate)
 
 
+def read_arrow(
+    table: Any,
+    source: str,
+    options: ReadingOptions | None = None,
+    formats: Mapping[str, Mapping[str, Any]] | None = None,
+    only: Collection[str] | None = None,
+) -> Table:
+    """A table of pyarrow as `read` reads a file of it.
+
+    Args:
+        table: the table of pyarrow.
+        source: its name.
+        options: what the user says about it.
+        formats: the `Column.format` of columns that are known, by name.
+        only: the columns that are wanted, and must be there; all if not given.
+    """
+    path, options, notes = Path(source), options or ReadingOptions(), []
+    names, arrays = _name_columns(path, [" ".join(str(name).split()) for name in table.column_names], table.columns, [])
+    _check_names(path, names, [*options.columns, *(only or ())], notes)
+    wanted = names if only is None else [name for name in names if name in only]
+    arrays = {name: arrays[names.index(name)] for name in wanted}
+    return Table(_as_columns(arrays, Context(source, options, formats or {})), source, notes)
+
+
 def _file_kind(path: Path) -> str:
     """What a file is by its first bytes: "csv", "parquet", "npz" or "workbook"; raises if it is nothing of these."""
     if not path.exists():
