@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 PYTHON ?= python3.11
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: demo test extended lint format bench clean
+.PHONY: demo test extended lint format bench release-check clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -45,6 +45,15 @@ format: $(VENV)/dev.stamp
 
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/run.py $(ARGS)
+
+# What users will install: the wheel by itself, without extras and without this folder.
+release-check: $(VENV)/dev.stamp
+	rm -rf dist build/release
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	$(BIN)/python -m build --outdir dist .
+	$(PYTHON) -m venv build/release || python3 -m venv --clear build/release
+	build/release/bin/python -m pip install --quiet --disable-pip-version-check dist/*.whl
+	cd build/release && bin/bayesrule fit breast_cancer --out run && test -s run/report.html
 
 clean:
 	rm -rf .cache .pytest_cache .ruff_cache build dist
