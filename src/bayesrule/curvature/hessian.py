@@ -20,7 +20,14 @@ from .measurement import Measurement
 
 
 class Hessian(Pointwise[HasStructure]):
-    """The exact Hessian ∇²ℓ, for a full precision or full blocks of it (`eq:von_1`)."""
+    """The exact Hessian ∇²ℓ, for a full precision or full blocks of it (`eq:von_1`).
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> objective = blr.Objective(lambda w, e: 0.5 * (e[1] - e[0] @ w) ** 2, size=2)
+    >>> q, data = blr.Gaussian(jnp.zeros(2), jnp.eye(2)), (jnp.array([[1.0, 1.0], [2.0, 0.0]]), jnp.array([2.0, 0.0]))
+    >>> blr.Hessian().measure(objective, q, blr.Delta(), data, None, None).curvature.tolist()                  # Σ xᵢxᵢᵀ
+    [[5.0, 1.0], [1.0, 1.0]]
+    """
 
     serves: ClassVar[frozenset[str]] = frozenset({"full", "blocks"})
     meaning: ClassVar[str] = "the Hessian ∇²ℓ̄ (Bonnet and Price, app:bp)"
@@ -49,6 +56,16 @@ class HessianDiagonal(Pointwise[HasStructure]):
     """The exact diagonal of the Hessian; `absolute=True` sums |∇²_j ℓᵢ| over the examples instead (`eq:dhess_update`).
 
     Of a plain function, which has no examples, `absolute=True` takes the absolute value of the diagonal.
+
+    Args:
+        absolute: Whether absolute values are summed.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> objective = blr.Objective(lambda w, e: e * jnp.sum(w**2), size=2)             # one example curves downwards
+    >>> q, data = blr.DiagonalGaussian(jnp.zeros(2), jnp.ones(2)), jnp.array([1.0, -0.5])
+    >>> of = lambda curvature: curvature.measure(objective, q, blr.Delta(), data, None, None).curvature.tolist()
+    >>> of(blr.HessianDiagonal()), of(blr.HessianDiagonal(absolute=True))
+    ([1.0, 1.0], [3.0, 3.0])
     """
 
     absolute: bool = eqx.field(static=True, default=False)

@@ -22,7 +22,15 @@ from .measurement import Measurement
 
 
 class Reparameterized(Curvature[ExponentialFamily]):
-    """∇_μ E_q ℓ through differentiable samples θ(λ), explicit or implicit, and the Fisher solve."""
+    """∇_μ E_q ℓ through differentiable samples θ(λ), explicit or implicit, and the Fisher solve.
+
+    >>> import bayesrule as blr, jax, jax.numpy as jnp
+    >>> objective = blr.Objective(lambda r, y: r - y * jnp.log(r), size=1)            # −log Poisson(y | r), y = 4
+    >>> q, points = blr.Gamma(3.0, 1.0), blr.MonteCarlo(10_000)
+    >>> measured = blr.Reparameterized().measure(objective, q, points, jnp.array([4.0]), None, jax.random.key(0))
+    >>> [round(float(-slope)) for slope in measured.gradient]                         # of y E log r − E r, in μ
+    [4, -1]
+    """
 
     approximation: ClassVar[str] = "reparameterised samples"
     meaning: ClassVar[str] = "F(λ)⁻¹∇_λ of the loss at samples θ(λ)"
@@ -72,6 +80,13 @@ class Score(Curvature[ExponentialFamily]):
     Args:
         baseline: Whether each draw is compared with the mean of the *other* draws, which keeps the estimate unbiased
             and lowers its variance.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> objective = blr.Objective(lambda s, h: -jnp.sum(h * s), size=1)               # spins in a field h: −hᵀs
+    >>> q, field = blr.Bernoulli(jnp.array([0.3, -0.2])), jnp.array([[0.5, 1.0]])
+    >>> measured = blr.Score().measure(objective, q, blr.Enumeration(), field, None, None)
+    >>> measured.gradient.tolist()                                                    # −h, from values at all four s
+    [-0.5, -1.0]
     """
 
     baseline: bool = eqx.field(static=True, default=True)

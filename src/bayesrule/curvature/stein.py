@@ -20,7 +20,14 @@ from .measurement import Measurement
 
 
 class Stein(Pointwise[GaussianFamily]):
-    """E_q∇²ℓ from gradients alone: S(θ − m)∇ℓᵀ, symmetrised (Stein's identity)."""
+    """E_q∇²ℓ from gradients alone: S(θ − m)∇ℓᵀ, symmetrised (Stein's identity).
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> objective = blr.Objective(lambda w, e: 0.5 * (e[1] - e[0] * w) ** 2, size=2)
+    >>> q, data = blr.DiagonalGaussian(jnp.array(1.0), jnp.array(1.0)), (jnp.array([1.0, 2.0]), jnp.array([2.0, 0.0]))
+    >>> float(blr.Stein().measure(objective, q, blr.Quadrature(3), data, None, None).curvature)        # the Hessian
+    5.0
+    """
 
     serves: ClassVar[frozenset[str]] = frozenset({"diagonal", "full"})
     approximation: ClassVar[str] = "Stein's identity for the Hessian"

@@ -27,6 +27,14 @@ class Masked(eqx.Module):
     Args:
         values: the data, anything where not observed.
         observed: a mask in the shape of the values.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> tosses = blr.Masked(jnp.array([1, 1, 0, 0]), jnp.array([True, True, True, False]))       # the last was not seen
+    >>> p = blr.Beta(1.0, 1.0)
+    >>> factors = {"prior": blr.factors.prior("p", p), "y": blr.factors.bernoulli("y", probability="p")}
+    >>> q = blr.fit(blr.conjugate(), blr.Model({"p": p}, factors), None, {"y": tosses}, steps=1).q
+    >>> float(q["p"].a), float(q["p"].b)
+    (3.0, 2.0)
     """
 
     values: Array
@@ -47,6 +55,11 @@ class Ragged(eqx.Module):
     Args:
         values: (N, L, …), of which the first `lengths` entries of each row count.
         lengths: the number of entries of each row.
+
+    >>> import jax.numpy as jnp
+    >>> rows = Ragged(jnp.array([[4, 1, 7], [2, 0, 0]]), jnp.array([3, 1]))                       # of lengths 3 and 1
+    >>> rows.shape, Ragged(rows.values[1:], rows.lengths[1:]).cut(1).values.tolist()
+    ((2, 3), [[2]])
     """
 
     values: Array
@@ -70,6 +83,15 @@ class Rows(eqx.Module):
         weights: a factor for each row's terms; 0 for padding.
         count: how many rows the weights stand for, M by default: the terms are scaled by N / count.
         padding: how many rows at the end are no rows of the data, as in `Weighted`.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> r = blr.Gamma(2.0, 1.0)
+    >>> factors = {"prior": blr.factors.prior("r", r), "y": blr.factors.poisson("y", rate="r")}
+    >>> model, rule = blr.Model({"r": r}, factors, size=4), blr.conjugate()
+    >>> batch = blr.Rows({"y": jnp.array([3.0, 5.0])}, weights=jnp.array([1.0, 0.5]))         # 2 of 4 rows, one by half
+    >>> state, _ = rule.step(model, rule.init(None, model), batch, None)
+    >>> float(state.q["r"].shape), float(state.q["r"].rate)                                   # 2 + 2·5.5 and 1 + 2·1.5
+    (13.0, 4.0)
     """
 
     examples: dict[str, Any]

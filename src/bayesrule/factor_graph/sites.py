@@ -51,6 +51,10 @@ class Sites(Curvature[Product]):
     rows it is the gradient of the global form. A mini-batch changes a running sum of the rows' sites. Because rounding
     errors would stay in that sum for ever, the sites are summed again from nothing during every pass over the rows,
     each row when it is visited, and the new sum replaces the old one at the end of the pass.
+
+    >>> import bayesrule as blr
+    >>> print(blr.cvi(0.5, sites=True).curvature, blr.cvi(0.5).curvature)
+    Sites() Gradient()
     """
 
     meaning: ClassVar[str] = "∇_μ E_q log f of every factor and row, each kept (eq:blr_local)"

@@ -87,6 +87,11 @@ class Family(eqx.Module, metaclass=OwnPrecision):
 
     A member whose arrays are NumPy's in float64, as estimators hand them out, computes in float64 and returns NumPy
     arrays, also where JAX's 64-bit mode is off.
+
+    >>> import bayesrule as blr, jax, jax.numpy as jnp
+    >>> q = blr.DiagonalGaussian(jnp.zeros(2), jnp.ones(2))
+    >>> isinstance(q, blr.Family), q.sample(jax.random.key(0), (3,)).shape, q.log_prob(jnp.zeros((4, 2))).shape
+    (True, (3, 2), (4,))
     """
 
     label: ClassVar[str] = "Family"

@@ -51,6 +51,12 @@ class Result:
         skipped: how many batches were skipped because their loss or its derivatives were not finite
             (`fit(skip_nonfinite=k)`), those before a resumption included.
         position: where a source of data says that it is, where the number of steps does not tell; None otherwise.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> loss = lambda x: 0.5 * jnp.sum((x - 1) ** 2)
+    >>> result = blr.fit(blr.newton(), loss, jnp.zeros(2), steps=10, tolerance=1e-6)
+    >>> result, result.q.mean.tolist(), result.trace["objective"].tolist()
+    (Result(Gaussian after 2 steps, converged), [1.0, 1.0], [1.0, 0.0])
     """
 
     def __init__(
@@ -273,6 +279,14 @@ def save(path: str | Path, value: PyTree) -> None:
     Args:
         path: the file.
         value: what to write.
+
+    >>> import bayesrule as blr, jax.numpy as jnp, tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     blr.save(Path(folder) / "q.npz", blr.Gamma(2.0, 3.0))
+    ...     q = blr.load(Path(folder) / "q.npz")
+    >>> float(q.shape), float(q.rate)
+    (2.0, 3.0)
     """
     write(path, {"value": value})
 

@@ -36,6 +36,13 @@ class Fitted(NamedTuple):
         state: the rule's state after the last step.
         trace: arrays of a value for each step as in `Result.trace`, NaN for steps that were not taken.
         code: why the steps ended, as the integer `Reason.code`.
+
+    >>> import bayesrule as blr, jax, jax.numpy as jnp
+    >>> loss = lambda x, y: jnp.sum(jnp.cosh(x - y))
+    >>> fit_to = lambda y: blr.run(blr.newton(), lambda x: loss(x, y), jnp.zeros(1), steps=9, tolerance=1e-6)
+    >>> fitted = jax.vmap(fit_to)(jnp.array([1.0, 2.0]))                              # two fits side by side
+    >>> fitted.q.mean[:, 0].tolist(), [str(reason) for reason in fitted.reason]
+    ([1.0, 2.0], ['converged', 'converged'])
     """
 
     state: State

@@ -47,6 +47,11 @@ class Starts(NamedTuple):
         reasons: why each ended, as in `Result.reason`.
         best: which one the result is: the highest bound among those that converged, or among all if none did.
         within: how many nats below the best bound still agree with it.
+
+    >>> starts = Starts(np.array([-7.5, -3.2, -3.21]), ("converged",) * 3, best=1)
+    >>> starts.agree, print(starts)
+    2 of 3 starts ended within 0.1 nats of the best bound, -3.2; the start that was given ended at -7.5 (converged).
+    (2, None)
     """
 
     bounds: np.ndarray

@@ -23,6 +23,12 @@ class Weighted(eqx.Module):
         count: The number M of examples that the batch stands for in N/M; by default the number of its rows.
         padding: How many rows at the end are no examples, only there so that the rows divide evenly over devices
             (`shard`). Their weights are 0, they do not count in M, and no mini-batch has them.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> objective = blr.Objective(lambda m, y: 0.5 * (y - m) ** 2, size=3)
+    >>> data = blr.Weighted(jnp.array([1.0, 5.0, 9.0]), jnp.array([2.0, 1.0, 0.0]))               # 1 twice, and no 9
+    >>> float(blr.fit(blr.newton(), objective, jnp.zeros(()), data, steps=3).q.mean)
+    2.3333
     """
 
     examples: PyTree
@@ -36,6 +42,14 @@ class Microbatches(eqx.Module):
 
     The step is the same as on the whole batch at once (except for batch statistics, which are those of a part), with
     the memory of one part.
+
+    Args:
+        batch: The batch, of bare arrays or `Weighted`.
+        count: How many parts; it divides the number of examples.
+
+    >>> import jax.numpy as jnp
+    >>> Microbatches(jnp.arange(6.0), 3).parts().tolist()
+    [[0.0, 1.0], [2.0, 3.0], [4.0, 5.0]]
     """
 
     batch: PyTree

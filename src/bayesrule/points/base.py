@@ -164,7 +164,13 @@ class Points(eqx.Module, Generic[Served]):
 
 
 class Delta(Points[HasMean]):
-    """One point, the mean: E_q f(θ) ≈ f(m), the delta method (`app:delta`)."""
+    """One point, the mean: E_q f(θ) ≈ f(m), the delta method (`app:delta`).
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> points = blr.Delta().at(blr.Gaussian(jnp.array([1.0, 2.0]), jnp.eye(2)), None)
+    >>> points.theta.tolist(), points.weights.tolist()
+    ([[1.0, 2.0]], [1.0])
+    """
 
     approximation: ClassVar[str] = "Delta method"
     meaning: ClassVar[str] = "E_q f(θ) ≈ f(m), the delta method (app:delta)"
@@ -181,7 +187,12 @@ class Delta(Points[HasMean]):
 
 
 class Exact(Points[Family]):
-    """No points at all: the objective is already a function of μ, linear or not."""
+    """No points at all: the objective is already a function of μ, linear or not.
+
+    >>> import bayesrule as blr
+    >>> blr.vmp().points, blr.newton().points
+    (Exact(), Delta())
+    """
 
     meaning: ClassVar[str] = "none needed: the objective is E_q ℓ̄ as a function of μ"
     exact: ClassVar[bool] = True

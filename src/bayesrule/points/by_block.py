@@ -17,7 +17,17 @@ from .base import Points, PointSet
 
 
 class Each(Points[Product]):
-    """Points for each block of a `Product`: `Each({"w": Relaxed(1.0), "b": MonteCarlo(1)})`."""
+    """Points for each block of a `Product`: `Each({"w": Relaxed(1.0), "b": MonteCarlo(1)})`.
+
+    Args:
+        blocks: The points of every block, by its name.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> q = blr.Product({"w": blr.Bernoulli(jnp.array([0.5, -2.0])), "b": blr.FixedGaussian(jnp.ones(1))})
+    >>> theta = blr.Each({"w": blr.Sign(), "b": blr.Delta()}).at(q, None).theta
+    >>> theta["w"].tolist(), theta["b"].tolist()
+    ([[1.0, -1.0]], [[1.0]])
+    """
 
     blocks: dict[str, Points]
     approximation: ClassVar[str] = "block by block"

@@ -26,6 +26,12 @@ class Masks(Points[SpikeSlab]):
         samples: How many masks.
         relaxation: Draw z from the Concrete relaxation with this temperature, in (0, 1), instead of {0, 1}. A
             `SpikeSlab` that learns its keep probabilities needs it, because 0 and 1 have no derivative in them.
+
+    >>> import bayesrule as blr, jax, jax.numpy as jnp
+    >>> q = blr.SpikeSlab(blr.FixedGaussian(jnp.array([[1.0, 2.0], [3.0, 4.0]])), 0.5)      # weights (inputs, outputs)
+    >>> drawn = blr.Masks(20).at(q, jax.random.key(0)).theta
+    >>> sorted(set(map(tuple, drawn[:, 0].tolist())))                       # the first input's weights, kept or dropped
+    [(0.0, 0.0), (1.0, 2.0)]
     """
 
     relaxation: Any

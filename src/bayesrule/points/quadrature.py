@@ -37,6 +37,13 @@ class Quadrature(Points[GaussianFamily | ConditionalFamily]):
     Args:
         order: The number of points in each dimension.
         bend: The distance from 0 beyond which the loss of a single output is all but straight: 1 for a logistic loss.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> points = blr.Quadrature(3).at(blr.Gaussian(jnp.array([1.0]), 4 * jnp.eye(1)), None)
+    >>> [round(float(t), 4) for t in points.theta[:, 0]]                              # m and m ± √3 σ, with σ = ½
+    [0.134, 1.0, 1.866]
+    >>> float(jnp.sum(points.weights * points.theta[:, 0] ** 2))                      # E θ² = m² + σ²
+    1.25
     """
 
     order: int = eqx.field(static=True)
@@ -130,7 +137,13 @@ class Enumerable(Protocol):
 
 
 class Enumeration(Points[Enumerable]):
-    """Every value of a small discrete θ, weighted by q: the expectation itself."""
+    """Every value of a small discrete θ, weighted by q: the expectation itself.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> points = blr.Enumeration().at(blr.Categorical(jnp.log(jnp.array([0.2, 0.3, 0.5]))), None)
+    >>> points.theta.tolist(), points.weights.tolist()
+    ([0, 1, 2], [0.2, 0.3, 0.5])
+    """
 
     meaning: ClassVar[str] = "E_q f(θ) as the sum over every θ"
     needs: ClassVar[tuple[Need, ...]] = (

@@ -29,6 +29,12 @@ class Relaxed(Points[Bernoulli]):
             1e10.
         samples: How many points.
         noise: False leaves δ out: with relaxation 1 the point is then the mean of q, and s = 1.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> q = blr.Bernoulli(jnp.array([0.5, -2.0]))
+    >>> points = blr.Relaxed(0.1, noise=False).at(q, None)
+    >>> points.theta[0].tolist(), blr.Relaxed(1.0, noise=False).at(q, None).theta[0].tolist()
+    ([0.9999, -1.0], [0.4621, -0.9640])
     """
 
     relaxation: Any
@@ -95,7 +101,12 @@ def _log_cosh(x: Array) -> Array:
 
 
 class Sign(Points[Bernoulli]):
-    """One point, sign(λ), whose gradient is used in place of that in μ: the straight-through estimator (`eq:STE`)."""
+    """One point, sign(λ), whose gradient is used in place of that in μ: the straight-through estimator (`eq:STE`).
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> blr.Sign().at(blr.Bernoulli(jnp.array([0.5, -2.0])), None).theta.tolist()
+    [[1.0, -1.0]]
+    """
 
     approximation: ClassVar[str] = "Delta method"
     meaning: ClassVar[str] = "θ = sign(λ), with its gradient in place of that in μ (eq:STE)"

@@ -32,6 +32,12 @@ class MonteCarlo(Points[Family]):
             at once, so that memory does not grow with their number.
         generator: "counter" takes a Gaussian's noise from the library's own counter-based stream, which XLA fuses into
             the step (`bayesrule.numerics.random`); "standard" takes it from `jax.random.normal`.
+
+    >>> import bayesrule as blr, jax, jax.numpy as jnp
+    >>> q = blr.DiagonalGaussian(jnp.array([1.0, 2.0]), jnp.ones(2))
+    >>> points = blr.MonteCarlo(4, antithetic=True).at(q, jax.random.key(0))
+    >>> points.theta.shape, points.theta.mean(0).tolist()                             # mirrored pairs average to m
+    ((4, 2), [1.0, 2.0])
     """
 
     samples: int = eqx.field(static=True)
@@ -116,6 +122,11 @@ class QuasiMonteCarlo(Points[GaussianFamily]):
         randomized: Whether every key gives the points a random digital shift of their own. Each point is then exactly
             standard normal, so that averages are unbiased, and the spread of the averages under a few keys is their
             standard error. `result.bound` is taken at such points.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> points = blr.QuasiMonteCarlo(16).at(blr.DiagonalGaussian(jnp.array([1.0]), jnp.array([4.0])), None)
+    >>> float(points.theta.mean()), float(points.theta.var())                         # E θ and Var θ, exactly
+    (1.0, 0.25)
     """
 
     samples: int = eqx.field(static=True)

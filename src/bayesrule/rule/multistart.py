@@ -84,6 +84,10 @@ class Search(eqx.Module):
         memory: How many minima are kept, the lowest ones.
         tolerance: The length of Newton's step below which a component has converged, as a part of the box.
         radius: The distance within which components may merge, as a part of the box.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> blr.multimodal(0.1, components=12, bounds=(-jnp.ones(2), jnp.ones(2))).search
+    Search(components=12, patience=60, memory=256)
     """
 
     bounds: tuple[PyTree, PyTree] | None

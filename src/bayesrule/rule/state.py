@@ -15,6 +15,13 @@ class State(eqx.Module, Generic[Q]):
 
     It is a pytree of arrays, so it can be carried through `jax.lax.scan` and saved with `blr.save`. Fields that an
     algorithm does not need are None.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> rule, objective = blr.adam(0.1), blr.Objective(lambda w, y: 0.5 * (y - w) ** 2, size=2)
+    >>> state = rule.init(jnp.zeros(()), objective)
+    >>> state, info = rule.step(objective, state, jnp.array([1.0, 3.0]), None)
+    >>> int(state.count), float(state.q.mean), float(state.average)       # u = 0.1 · (−4), the gradient of the sum
+    (1, 0.1, -0.4)
     """
 
     q: Q
@@ -52,7 +59,14 @@ class State(eqx.Module, Generic[Q]):
 
 
 class Info(eqx.Module):
-    """How one step went: returned by `Rule.step`. All fields are arrays, or None where they do not apply."""
+    """How one step went: returned by `Rule.step`. All fields are arrays, or None where they do not apply.
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> rule, loss = blr.newton(), lambda x: jnp.sum(jnp.cosh(x))
+    >>> state, info = rule.step(loss, rule.init(jnp.array([2.0])), None, None)
+    >>> float(info.objective), float(info.rate), bool(info.finite), bool(info.inside)
+    (3.7622, 1.0, True, True)
+    """
 
     objective: Float[Array, ""]
     """ℓ̄ at the points of this step, before the step. A sweep over blocks without its bound (on mini-batches) has the

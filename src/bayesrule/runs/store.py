@@ -232,6 +232,13 @@ def load(path: str | Path, like: Any = None) -> Any:
     Args:
         path: the file or directory.
         like: any value of the same structure, needed for parameters that are not plain containers.
+
+    >>> import bayesrule as blr, tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     blr.save(Path(folder) / "posterior.npz", {"rate": blr.Gamma(2.0, 3.0)})
+    ...     blr.load(Path(folder) / "posterior.npz")
+    {'rate': Gamma(shape=f...[], rate=f...[])}
     """
     return load_run(path) if Path(path).is_dir() else load_result(path, like)
 

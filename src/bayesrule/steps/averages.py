@@ -50,6 +50,13 @@ class GradientAverage(AbstractAverage):
         over: `"total"` averages the gradient of the data and the regularizer (Adam); `"data"` leaves the regularizer
             outside of the average (IVON).
         debias: Divide by $1 − β^t$, so that the first averages are not too small.
+
+    >>> import jax.numpy as jnp
+    >>> average = jnp.zeros(())
+    >>> for step, gradient in enumerate([1.0, 3.0]):
+    ...     average, used = GradientAverage(0.9).updated(average, jnp.asarray(gradient), step)
+    >>> float(average), float(used)                                                   # 0.39, and divided by 1 − 0.9²
+    (0.39, 2.0526)
     """
 
     decay: Any
@@ -100,6 +107,13 @@ class Trace(AbstractAverage):
         decay: γ, between 0 and 1: a number or a schedule.
         nesterov: Look one step ahead: $γu + g$ with the new u takes the place of g.
         over: As for `GradientAverage`.
+
+    >>> import jax.numpy as jnp
+    >>> trace = jnp.zeros(())
+    >>> for step, gradient in enumerate([1.0, 3.0]):
+    ...     trace, used = Trace(0.9).updated(trace, jnp.asarray(gradient), step)
+    >>> float(trace), float(used)                                                     # 0.9 · 1 + 3
+    (3.9, 3.9)
     """
 
     decay: Any
@@ -144,6 +158,12 @@ class Shaping(eqx.Module):
 
     Args:
         transformation: An `optax.GradientTransformation`, such as `optax.clip_by_global_norm(1.0)`.
+
+    >>> import jax.numpy as jnp, optax
+    >>> shaping, params = Shaping(optax.clip_by_global_norm(1.0)), jnp.zeros(2)
+    >>> gradient = jnp.array([30.0, 40.0])                            # of a sum over 10 examples; the mean's is (3, 4)
+    >>> shaping.updated(shaping.first(params), gradient, params, 10, None)[1].tolist()
+    [6.0, 8.0]
     """
 
     transformation: Any = eqx.field(static=True)
@@ -193,6 +213,11 @@ class WeightDecay(eqx.Module):
         decay: w, a number or a schedule, multiplied by the rate as in optax.
         mask: A pytree of booleans whose structure is a prefix of the parameters', or a function that makes one of them;
             False for parameters that do not decay.
+
+    >>> import jax.numpy as jnp
+    >>> decay = WeightDecay(0.1, mask={"w": True, "b": False})
+    >>> {name: pull.tolist() for name, pull in decay.pull({"w": jnp.array([2.0]), "b": jnp.array([2.0])}, 0).items()}
+    {'b': [0.0], 'w': [0.2]}
     """
 
     decay: Any

@@ -111,7 +111,12 @@ def _proposal_or(plain: Family, step: Step, proposed: Any) -> Family:
 
 
 class NoGuard(Guard):
-    """The plain step, wherever it leads."""
+    """The plain step, wherever it leads.
+
+    >>> import bayesrule as blr
+    >>> blr.sgd(0.1).guard, blr.newton().replace(guard=blr.NoGuard()).guard.meaning
+    (NoGuard(), 'the plain step')
+    """
 
     always_inside: ClassVar[bool] = False
 
@@ -129,6 +134,10 @@ class Boundary(Guard):
     """The plain step, which may touch the boundary of Ω: a precision of 0 where every gradient so far was 0.
 
     For algorithms whose scaling is damped, so that their step is defined there too (Adam).
+
+    >>> import bayesrule as blr
+    >>> blr.adam(1e-3).guard, blr.adam(1e-3).guard.meaning
+    (Boundary(), 'the plain step; S may be 0 where every gradient so far was 0')
     """
 
     @property
@@ -146,6 +155,13 @@ class Retraction(Guard):
 
     $S' = S + ρ(H − τS) + ½ρ²(H − τS)S^{-1}(H − τS)$ is positive definite for every symmetric H. It is
     not for one-step exactness: at ρ = 1 it is ½(S + HS⁻¹H).
+
+    >>> import bayesrule as blr, jax.numpy as jnp
+    >>> rule = blr.von(0.5).replace(points=blr.Delta(), guard=blr.Retraction())
+    >>> loss = lambda x: jnp.sum(jnp.cos(x))                                # ∇²ℓ = −1 at 0: a plain step has S = 0
+    >>> state, info = rule.step(loss, rule.init(blr.Gaussian(jnp.zeros(1), jnp.eye(1))), None, None)
+    >>> float(state.q.precision[0, 0]), bool(info.guard)                    # 1 + ½(−2) + ½·¼·4
+    (0.5, True)
     """
 
     reports: bool = eqx.field(static=True, default=True, repr=False)
@@ -235,6 +251,12 @@ class Backtracking(Guard):
         monotone: Also require that the loss E_q ℓ̄ − τH(q) (under the delta method ℓ̄(m)) does not rise.
         length: The longest step on a mini-batch of a model's rows or with random points, in nats. There it takes the
             place of `monotone`. By default none: every step is judged by the loss on its own batch and points.
+
+    >>> import bayesrule as blr
+    >>> print(blr.newton().guard, "-", blr.newton().guard.meaning)
+    Backtracking(monotone=True) - ρ is halved until λ ∈ Ω and the loss does not worsen
+    >>> blr.newton().replace(guard=blr.Backtracking(20)).guard.meaning
+    'ρ is halved, at most 20 times, until λ ∈ Ω'
     """
 
     halvings: int = eqx.field(static=True)

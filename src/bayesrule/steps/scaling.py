@@ -55,6 +55,12 @@ class Scaling(eqx.Module):
             that was measured (`Steps(measured=True)`), over the parameters that the data determine; h₀ = 1 where none
             is. `"adam"`: in units of Adam's rate where the divisor is measured (`adam_unit`), at most `LONGEST_RATE`;
             else as for `"measured"`.
+
+    >>> import bayesrule as blr
+    >>> print(blr.adam(1e-3).steps.scaling)
+    gradient scaled by 1/(√v̂ + δ/N + 1e-08)
+    >>> print(blr.Scaling(0.1))
+    gradient scaled by 1/(v + δ/N + 0.1)
     """
 
     damping: Any

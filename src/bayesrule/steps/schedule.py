@@ -91,6 +91,12 @@ class Rates(eqx.Module):
             `{"": 0.01, "head": 0.1, "layers/0": 0.001}`.
         precision: ρ₂, the rate of the precision, or a `Window` in epochs. In a `dropout` whose keep probability is
             learnt, the rate of that.
+
+    >>> import bayesrule as blr, optax
+    >>> print(blr.Steps(blr.Rates(optax.cosine_decay_schedule(1e-2, 100), precision=1e-3)))
+    ρ₁ = schedule cosine_decay_schedule (mean), ρ₂ = 0.001 (precision)
+    >>> blr.Rates({"": 1e-2, "head": 1e-1}, 1e-3).groups
+    {'head': 0.1}
     """
 
     mean: Any

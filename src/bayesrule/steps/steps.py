@@ -48,6 +48,12 @@ class Steps(eqx.Module):
             step only measures, at the mean, and from there on S is the average of what was measured until the window of
             its rate is full. It takes a prior, without which a weight that no example depends on would have S = 0, and
             a start from bare parameters; otherwise the precision starts as the family says.
+
+    >>> import bayesrule as blr
+    >>> print(blr.Steps(0.5, temperature=0.1))
+    ρ = 0.5, τ = 0.1
+    >>> print(blr.von(0.1).replace(steps=blr.Steps(0.5, momentum=0.9)).steps)
+    ρ = 0.5, natural momentum γ = 0.9 (eq:bayes_learn_rule_momentum)
     """
 
     rates: Rates

@@ -23,6 +23,12 @@ class Sweep(eqx.Module):
             form takes several of Newton's.
         tolerance: Local blocks and blocks that are read at their mode stop early if the mean change of λ in every row
             is not above it.
+
+    >>> import bayesrule as blr
+    >>> print(Sweep([["w", "b"], "noise"]), "or", Sweep("parallel"))
+    in turn w+b, noise or all blocks at once
+    >>> print(blr.svi(0.1).steps.sweep)
+    block by block, ρ = 1 in local blocks
     """
 
     tolerance: Any

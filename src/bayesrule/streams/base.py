@@ -75,6 +75,11 @@ class Stream(ABC):
         rows: N, the number of rows.
         row: the shape and type of each array without its axis of rows, a pytree of `jax.ShapeDtypeStruct`.
         buffer: how many rows are shuffled together, and the number that are in memory at least.
+
+    >>> import bayesrule as blr, numpy as np
+    >>> rows = blr.stream({"y": np.arange(5.0)})
+    >>> rows.rows, rows.head(2)["y"].tolist(), [block["y"].tolist() for block in rows.blocks(3)]
+    (5, [0.0, 1.0], [[0.0, 1.0, 2.0], [3.0, 4.0]])
     """
 
     rows: int
