@@ -72,6 +72,15 @@ def normal(
         mean: x, a Gaussian block or a constant.
         precision: t, a gamma block or a constant.
         joint: a normal–gamma block over (x, t), instead of the two.
+
+    >>> print(normal("y", mean="x", precision="t"), "and", normal("y", mean="x", precision=4.0))
+    normal(x, t; y) and normal(x; y)
+    >>> import bayesrule as blr
+    >>> x = blr.DiagonalGaussian(jnp.zeros(1), jnp.ones(1))
+    >>> model = blr.Model({"x": x}, {"prior": prior("x", x), "y": normal("y", mean="x", precision=4.0)})
+    >>> q = blr.fit(blr.conjugate(), model, None, {"y": jnp.array([1.0, 1.5])}, steps=1).q["x"]
+    >>> q.mean.tolist(), q.precision.tolist()                                           # 4 · 2.5 / 9, and 1 + 2 · 4
+    ([1.1111], [9.0])
     """
     if joint is not None:
         return Factor(expected_log.normal_joint, joint, data=observed, label="normal")
@@ -88,6 +97,16 @@ def gaussian(block: str, *, mean: BlockOrValue = 0.0, precision: BlockOrValue = 
         block: θ, a Gaussian block.
         mean: x, a Gaussian block or a constant.
         precision: t, a gamma block or a constant; it broadcasts against θ's entries.
+
+    >>> import bayesrule as blr
+    >>> weights, ard = blr.DiagonalGaussian(jnp.zeros(3), jnp.ones(3)), blr.Gamma(1e-3, 1e-3)
+    >>> print(blr.Model({"w": weights, "t": ard}, {"w": gaussian("w", precision="t"), "t": prior("t", ard)}))
+    Model with 2 blocks and 2 factors
+      w  DiagonalGaussian[3]
+      t  Gamma[]
+      log-joint, the sum of
+      w  E log gaussian(w, t)
+      t  E log Gamma prior(t)
     """
     names, function = _by_role(expected_log.normal, value=block, mean=mean, precision=precision)
     return Factor(function, *names, of="view", label="gaussian")
@@ -107,6 +126,9 @@ def multivariate_normal(
         mean: x, a Gaussian block.
         precision: Λ, a Wishart block or a constant.
         joint: a normal–Wishart block over (x, Λ), instead of the two.
+
+    >>> print(multivariate_normal("y", mean="m", precision="P"), "or", multivariate_normal("y", joint="mP"))
+    multivariate_normal(m, P; y) or multivariate_normal(mP; y)
     """
     label = "multivariate_normal"
     if joint is not None:
@@ -127,6 +149,13 @@ def linear(observed: str, predictors: Mapping[str, str | None], *, precision: Bl
         predictors: the name of each Gaussian block's inputs in the data, {"w": "x"}; None where the block's entries are
             the outputs themselves.
         precision: t, a gamma block or a constant, which may have an entry for each row.
+
+    >>> import bayesrule as blr
+    >>> w = blr.Gaussian(jnp.zeros(2), jnp.eye(2))
+    >>> model = blr.Model({"w": w}, {"prior": prior("w", w), "y": linear("y", {"w": "x"}, precision=4.0)})
+    >>> data = {"x": jnp.array([[1.0, 0.0], [1.0, 1.0]]), "y": jnp.array([1.0, 3.0])}
+    >>> blr.fit(blr.conjugate(), model, None, data, steps=1).q["w"].precision.tolist()              # I + 4XᵀX
+    [[9.0, 4.0], [4.0, 5.0]]
     """
     is_block = isinstance(precision, str)
     others = (precision,) if is_block else ()
@@ -157,6 +186,9 @@ def bilinear(observed: str, left: str, right: str, *, precision: BlockOrValue = 
             same posterior covariance, exact; it needs all of y observed.
         right: w, a Gaussian block with a row for each d.
         precision: t, a gamma block or a constant: one number, or one for each d.
+
+    >>> print(bilinear("y", "scores", "loadings", precision="noise"))
+    bilinear(scores, loadings, noise; y)
     """
     names, function = _by_role(expected_log.bilinear, left=left, right=right, precision=precision)
     return Factor(function, *names, data=observed, of="view", label="bilinear")
@@ -179,6 +211,9 @@ def dynamics(
         precision: τ, a gamma block (D,) or a constant.
         lengths: data that say how many of the steps each chain has. The states after these are padding, independent
             N(0, I).
+
+    >>> print(dynamics("states", transition="A", precision="t"), "or", dynamics("states", transition=jnp.eye(2)))
+    dynamics(states, A, t) or dynamics(states)
     """
     names, function = _by_role(expected_log.dynamics, states=states, transition=transition, precision=precision)
     return Factor(function, *names, data=() if lengths is None else lengths, of="view", label="dynamics")
@@ -193,6 +228,9 @@ def beginning(states: str, *, mean: Array, precision: Array) -> Factor:
         states: x, a `BandedGaussian` block.
         mean: m (D,), known.
         precision: P (D, D), known.
+
+    >>> print(beginning("states", mean=jnp.zeros(2), precision=jnp.eye(2)))
+    beginning(states)
     """
     function = Partial(expected_log.first_state, jnp.asarray(mean, float), jnp.asarray(precision, float))
     return Factor(function, states, of="view", label="beginning")
@@ -209,6 +247,9 @@ def categorical(block: str, *, probabilities: str) -> Factor:
     Args:
         block: z, a categorical block.
         probabilities: π, a Dirichlet block.
+
+    >>> print(categorical("z", probabilities="weights"))
+    categorical(z, weights)
     """
     return Factor(expected_log.categorical, block, probabilities, of="view", label="categorical")
 
@@ -221,6 +262,12 @@ def category(observed: str, *, probabilities: str) -> Factor:
     Args:
         observed: the data y, whole numbers 0, …, V − 1.
         probabilities: π, a Dirichlet block.
+
+    >>> import bayesrule as blr
+    >>> p = blr.Dirichlet(jnp.ones(3))
+    >>> model = blr.Model({"p": p}, {"prior": prior("p", p), "y": category("y", probabilities="p")})
+    >>> blr.fit(blr.conjugate(), model, None, {"y": jnp.array([0, 2, 2])}, steps=1).q["p"].concentration.tolist()
+    [2.0, 1.0, 3.0]
     """
     return Factor(expected_log.category, probabilities, data=observed, label="category")
 
@@ -233,6 +280,9 @@ def choice(selector: str, components: Factor) -> Factor:
     Args:
         selector: z, a (local) categorical block.
         components: a factor whose blocks have a plate for each k.
+
+    >>> print(choice("z", normal("y", mean="centers", precision="t")))
+    choice of normal(z, centers, t; y)
     """
     return ComponentFactor(expected_log.choice, selector, components, "choice")
 
@@ -246,6 +296,9 @@ def mixture(weights: str, components: Factor) -> Factor:
     Args:
         weights: π, a Dirichlet block.
         components: a factor whose blocks have a plate for each k.
+
+    >>> print(mixture("weights", normal("y", mean="centers", precision="t")))
+    mixture of normal(weights, centers, t; y)
     """
     return ComponentFactor(expected_log.mixture, weights, components, "mixture")
 
@@ -262,6 +315,9 @@ def hidden_markov(initial: str | Array, transitions: str | Array, components: Fa
         initial: π, a Dirichlet block (K,), or known probabilities.
         transitions: A, a Dirichlet block with a plate for each state, (K, K), or known probabilities.
         components: any factor of one step whose blocks have K plates.
+
+    >>> print(hidden_markov("initial", "transitions", poisson("y", rate="rates")))
+    hidden_markov of poisson(initial, transitions, rates; y)
     """
     return SequenceFactor(initial, transitions, components)
 
@@ -277,6 +333,9 @@ def words(observed: str, words: str, *, documents: str, topics: str) -> Factor:
             or a value of NaN inside a jitted function; where a row is padded any number will do.
         documents: θ, a (local) Dirichlet block over topics.
         topics: β, a Dirichlet block over words with a plate for each topic.
+
+    >>> print(words("counts", "words", documents="shares", topics="topics"))
+    words(shares, topics; words, counts)
     """
     return WordFactor(observed, words, documents=documents, topics=topics)
 
@@ -306,6 +365,13 @@ def likelihood(
         points: how to integrate over f: `Quadrature(32)` by default, `MonteCarlo(n)`, or `Delta()`, which is Newton's
             or Laplace's method.
         label: the factor's name where a model is printed. (`said` is its former name.)
+
+    >>> import bayesrule as blr
+    >>> cauchy = likelihood(lambda f, y: -jnp.log1p((y - f) ** 2), "y", {"w": "x"}, label="cauchy")
+    >>> print(cauchy)
+    cauchy(x·w; y)  by Quadrature(32) over the outputs
+    >>> print(likelihood(lambda f, y: -jnp.abs(y - f), "y", {"w": "x"}, points=blr.Quadrature(64)))
+    likelihood(x·w; y)  by Quadrature(64) over the outputs
     """
     label = label or said or getattr(function, "__name__", "likelihood").replace("<lambda>", "likelihood")
     return LinearFactor(function, predictors, *others, data=observed, points=points or Quadrature(32), label=label)
@@ -318,6 +384,12 @@ def bernoulli_logit(
 
     $E\log p(y_n \mid f_n) = −E\log(1 + e^{−(2y_n−1)f_n})$ over $f_n ∼ N(E f_n, \mathrm{Var}\,f_n)$, to nine digits at
     any variance unless `points` are given. Arguments as for `likelihood`.
+
+    >>> import bayesrule as blr
+    >>> print(bernoulli_logit("y", {"w": "x"}))
+    bernoulli_logit(x·w; y)  in closed form
+    >>> print(bernoulli_logit("y", {"w": "x"}, points=blr.Delta()))
+    bernoulli_logit(x·w; y)  by Delta() over the outputs
     """
     return _through_outputs(
         expected_log.logit, expected_log.logit_expected, observed, predictors, points, "bernoulli_logit"
@@ -331,6 +403,9 @@ def bernoulli_probit(
 
     $E\log p(y_n \mid f_n) = E\log Φ((2y_n−1)f_n)$ over $f_n ∼ N(E f_n, \mathrm{Var}\,f_n)$, accurate at any variance
     unless `points` are given. Arguments as for `likelihood`.
+
+    >>> print(bernoulli_probit("y", {"w": "x"}))
+    bernoulli_probit(x·w; y)  in closed form
     """
     return _through_outputs(
         expected_log.probit, expected_log.probit_expected, observed, predictors, points, "bernoulli_probit"
@@ -342,6 +417,9 @@ def poisson_exp(observed: str, predictors: Mapping[str, str | None], *, points: 
 
     $E\log p(y_n \mid f_n) = y_nm_n − e^{m_n + v_n/2} − \log y_n!$ for $f_n ∼ N(m_n, v_n)$, exact unless `points` are
     given. Arguments as for `likelihood`.
+
+    >>> print(poisson_exp("y", {"w": "x", "bias": "one"}))
+    poisson_exp(x·w + one·bias; y)  in closed form
     """
     return _through_outputs(
         expected_log.poisson, expected_log.poisson_expected, observed, predictors, points, "poisson_exp"
@@ -353,6 +431,9 @@ def volatility(observed: str, predictors: Mapping[str, str | None], *, points: P
 
     $E\log p(y_n \mid f_n) = −½\{\log 2π + m_n + y_n^2e^{−m_n + v_n/2}\}$ for $f_n ∼ N(m_n, v_n)$, exact unless `points`
     are given. Arguments as for `likelihood`.
+
+    >>> print(volatility("y", {"f": None}))
+    volatility(f; y)  in closed form
     """
     return _through_outputs(
         expected_log.volatility, expected_log.volatility_expected, observed, predictors, points, "volatility"
@@ -365,6 +446,12 @@ def softmax(observed: str, predictors: Mapping[str, str | None], *, points: Poin
     $E\log p(y_n \mid f_n) = E[f_{n,y_n} − \log\sum_ke^{f_{nk}}]$ over $f_n ∼ N(E f_n, \mathrm{Cov}\,f_n)$. The block is
     (K, P), and f a vector of K outputs. Arguments as for `likelihood`; the default grid has 8 nodes for each of the K
     outputs.
+
+    >>> import bayesrule as blr
+    >>> print(softmax("y", {"w": "x"}))
+    softmax(x·w; y)  by Quadrature(8) over the outputs
+    >>> print(softmax("y", {"w": "x"}, points=blr.QuasiMonteCarlo(64)))
+    softmax(x·w; y)  by QuasiMonteCarlo(64) over the outputs
     """
     return likelihood(expected_log.softmax, observed, predictors, points=points or Quadrature(8), label="softmax")
 
@@ -386,6 +473,9 @@ def student_t(
         dof: ν, the degrees of freedom.
         scale: s.
         observed, predictors, points: as for `likelihood`.
+
+    >>> print(student_t("y", {"w": "x"}, dof=4.0, scale=0.5))
+    student_t(x·w; y)  in closed form
     """
     noise = jnp.asarray(dof, float), jnp.asarray(scale, float)
     function, expectation = (Partial(f, *noise) for f in (expected_log.student, expected_log.student_expected))
@@ -418,6 +508,13 @@ def poisson(observed: str, *, rate: str) -> Factor:
     Args:
         observed: the data y.
         rate: r, a gamma block.
+
+    >>> import bayesrule as blr
+    >>> r = blr.Gamma(2.0, 1.0)
+    >>> model = blr.Model({"r": r}, {"prior": prior("r", r), "y": poisson("y", rate="r")})
+    >>> q = blr.fit(blr.conjugate(), model, None, {"y": jnp.array([3.0, 5.0])}, steps=1).q["r"]
+    >>> float(q.shape), float(q.rate)
+    (10.0, 3.0)
     """
     return Factor(expected_log.poisson_gamma, rate, data=observed, label="poisson")
 
@@ -430,6 +527,13 @@ def bernoulli(observed: str, *, probability: str) -> Factor:
     Args:
         observed: the data y.
         probability: p, a beta block.
+
+    >>> import bayesrule as blr
+    >>> p = blr.Beta(1.0, 1.0)
+    >>> model = blr.Model({"p": p}, {"prior": prior("p", p), "y": bernoulli("y", probability="p")})
+    >>> q = blr.fit(blr.conjugate(), model, None, {"y": jnp.array([1.0, 1.0, 0.0])}, steps=1).q["p"]
+    >>> float(q.a), float(q.b)
+    (3.0, 2.0)
     """
     return Factor(expected_log.bernoulli_beta, probability, data=observed, label="bernoulli")
 
@@ -443,6 +547,13 @@ def boltzmann(block: str, couplings: Array, fields: Array) -> Factor:
         block: s, a `Bernoulli` block.
         couplings: J, symmetric; its diagonal is ignored.
         fields: h.
+
+    >>> import bayesrule as blr, math
+    >>> pair = boltzmann("s", jnp.array([[0.0, 0.5], [0.5, 0.0]]), jnp.array([0.2, 0.0]))
+    >>> model = blr.Model({"s": blr.Bernoulli(jnp.zeros(2))}, {"energy": pair})
+    >>> result = blr.fit(blr.vmp(), model, None, steps=50, tolerance=1e-8)
+    >>> round(result.bound, 3), round(math.log(4 * math.cosh(0.2) * math.cosh(0.5)), 3)        # the bound, and log Z
+    (1.413, 1.526)
     """
     couplings = jnp.asarray(couplings)
     couplings = couplings - jnp.diag(jnp.diag(couplings))

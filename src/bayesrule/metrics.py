@@ -20,6 +20,22 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int
 from scipy.special import ndtri, stdtrit
 
+__all__ = [
+    "Reliability",
+    "accuracy",
+    "auroc",
+    "brier",
+    "coverage",
+    "ece",
+    "gaussian_log_likelihood",
+    "interval",
+    "mixture_log_likelihood",
+    "nll",
+    "predictive_entropy",
+    "reliability",
+    "rmse",
+]
+
 Values: TypeAlias = ArrayLike | Sequence[Any]
 """An array, or nested lists of numbers."""
 
@@ -80,6 +96,10 @@ class Reliability(NamedTuple):
         confidence: the mean confidence of each bin's examples; NaN for an empty bin.
         accuracy: the share of each bin's examples that are classified correctly; NaN for an empty bin.
         counts: the number of examples in each bin.
+
+    >>> diagram = reliability([[0.9, 0.1], [0.4, 0.6], [0.8, 0.2]], [0, 1, 1], bins=2)
+    >>> diagram.edges.tolist(), diagram.accuracy.tolist()
+    ([0.0, 0.5, 1.0], [nan, 0.6667])
     """
 
     edges: Float[Array, " B+1"]

@@ -68,7 +68,7 @@ def leave_one_out(model: Model, q: Product, data: PyTree, factor: str | None = N
     >>> w, data = blr.Gaussian(jnp.zeros(1), jnp.eye(1)), {"x": jnp.ones((3, 1)), "y": jnp.array([0.0, 0.1, 4.0])}
     >>> model = blr.Model({"w": w}, {"prior": blr.factors.prior("w", w), "y": blr.factors.linear("y", {"w": "x"})})
     >>> result = blr.fit(blr.conjugate(), model, None, data, steps=1)
-    >>> leave_one_out(model, result.q, data).log_density.tolist()                   # the last one is log N(4 | 0.1/3, 1 + 1/3)
+    >>> leave_one_out(model, result.q, data).log_density.tolist()             # the last is log N(4 | 0.1/3, 1 + 1/3)
     [-1.7632, -1.6332, -6.9632]
     """
     with_rows = [name for name, one in model.factors.items() if one.data]

@@ -30,6 +30,8 @@ from jaxtyping import PyTree
 from ..fitting.parts import Parts, count_part, pad_part
 from ..numerics.padding import bucket, bucket_below
 
+__all__ = ["DaskParts"]
+
 _BLOCK_NUMBERS = 2**19
 """How many numbers of a partition are read and measured at once, 4 MB: a large partition takes no more memory."""
 _FAN_IN = 8

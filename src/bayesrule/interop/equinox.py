@@ -17,6 +17,8 @@ from ..numerics.frozen import Mask, freeze, path_of
 from ..numerics.random import Key
 from .network import Names, Network, as_arguments, split_network
 
+__all__ = ["from_equinox"]
+
 _STATE = "State"
 """Where the arrays of an `eqx.nn.State` are, beside those of the module."""
 

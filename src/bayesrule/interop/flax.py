@@ -20,6 +20,8 @@ try:
 except ImportError as error:
     raise ImportError("bayesrule.interop.flax is for modules of flax: pip install 'bayesrule[flax]'.") from error
 
+__all__ = ["from_linen", "from_nnx"]
+
 
 def from_linen(
     module: linen.Module,

@@ -28,6 +28,8 @@ from ..numerics.random import Key
 from ..objectives.batched import Batched
 from ..objectives.objective import Objective
 
+__all__ = ["Network"]
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Network:

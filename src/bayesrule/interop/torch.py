@@ -45,6 +45,8 @@ from .shared_parameters import (
 )
 from .torch_memory import check_device, shape_of, to_jax, to_own_jax, to_own_torch, write
 
+__all__ = ["Optimizer"]
+
 
 class Cohort:
     """The parameters of a group that began together, and so have one state and one step count."""

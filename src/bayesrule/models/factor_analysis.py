@@ -16,6 +16,8 @@ from ..numerics.random import Key
 from ..objectives.batches import Weighted
 from .starts.principal import maximum_likelihood, principal_components
 
+__all__ = ["condensed", "factor_analysis", "ppca"]
+
 _CONSTANT_PRECISION = 1e8  # of the latent variable that stands for the constant 1
 
 

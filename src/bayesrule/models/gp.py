@@ -31,6 +31,8 @@ from ..numerics.programs import compiled
 from .kernels import Inputs, Kernel, columns
 from .sparse_gp import project_on_inducing, single_output
 
+__all__ = ["laplace_evidence", "log_evidence", "predict", "prior", "process", "regression"]
+
 
 def prior(kernel: Kernel, x: Inputs, *, mean: float | Array = 0.0, through: str = "dense") -> SitedGaussian:
     r"""The process at the inputs x, N(mean, k(x, x)), as a block for a model of your own; q = the prior.

@@ -53,6 +53,20 @@ from .starts.clusters import (
     with_priors,
 )
 
+__all__ = [
+    "Hidden",
+    "categorical_hmm",
+    "filter",
+    "forecast",
+    "gaussian_hmm",
+    "hidden",
+    "hmm_of",
+    "log_likelihood",
+    "poisson_hmm",
+    "smooth",
+    "viterbi",
+]
+
 # Models.
 
 
@@ -256,6 +270,14 @@ def hidden(model: Model, q: Product, y: Any) -> Hidden:
         model: a model with a `hidden_markov` factor.
         q: its fitted q. With `em` the means are the estimates themselves.
         y: the rows as in the fit, or all of its data by name.
+
+    >>> import bayesrule as blr
+    >>> y = [0.0, 1.0, 9.0, 8.0, 11.0, 0.0]
+    >>> model = poisson_hmm(y, 2)
+    >>> chain = hidden(model, blr.Product(model.blocks), sequences(y))          # where a fit would start
+    >>> path, _ = viterbi(*chain)
+    >>> [int(state) for state in path[0] != path[0, 0]]
+    [0, 0, 1, 1, 1, 0]
     """
     name, factor = next(((n, f) for n, f in model.factors.items() if isinstance(f, SequenceFactor)), ("", None))
     if factor is None:
@@ -275,12 +297,31 @@ def _hidden(model: Model, data: dict[str, Any], q: Product, name: str) -> Hidden
 
 
 def log_likelihood(initial: Any, transitions: Any, log_likelihoods: Any) -> Float[Array, "*N"]:
-    r"""$\log p(y_{1:T}) = \log \sum_z p(z) \prod_t f(y_t \mid z_t)$ of every sequence, by the forward algorithm."""
+    r"""$\log p(y_{1:T}) = \log \sum_z p(z) \prod_t f(y_t \mid z_t)$ of every sequence, by the forward algorithm.
+
+    Args:
+        initial: p(z₁), (K,).
+        transitions: p(z_{t+1} | z_t), (K, K), a row for each z_t.
+        log_likelihoods: log f(y_t | z_t = k), (…, T, K); 0 where y_t is missing.
+
+    >>> import jax.numpy as jnp
+    >>> likelihoods = jnp.array([[0.9, 0.2], [0.9, 0.2], [0.1, 0.8]])
+    >>> float(log_likelihood([0.5, 0.5], [[0.7, 0.3], [0.3, 0.7]], jnp.log(likelihoods)))
+    -2.1166
+    """
     return markov.log_normalizer(*_logs(initial, transitions, log_likelihoods), None)
 
 
 def filter(initial: Any, transitions: Any, log_likelihoods: Any) -> Float[Array, "*N T K"]:
-    r"""$p(z_t = k \mid y_{1:t})$."""
+    r"""$p(z_t = k \mid y_{1:t})$.
+
+    Arguments as for `log_likelihood`.
+
+    >>> import jax.numpy as jnp
+    >>> likelihoods = jnp.array([[0.9, 0.2], [0.9, 0.2], [0.1, 0.8]])
+    >>> filter([0.5, 0.5], [[0.7, 0.3], [0.3, 0.7]], jnp.log(likelihoods))[:, 0].tolist()
+    [0.8182, 0.8834, 0.1907]
+    """
     return jnp.exp(markov.filter_forward(*_logs(initial, transitions, log_likelihoods)).log_probabilities)
 
 
@@ -301,13 +342,28 @@ def viterbi(
     r"""The most probable path $\arg\max_z p(z, y_{1:T})$, and the log of its joint probability.
 
     `lengths` (N,) says how many steps each sequence has: the path is −1 after them.
+
+    Other arguments as for `log_likelihood`.
+
+    >>> import jax.numpy as jnp
+    >>> likelihoods = jnp.array([[0.9, 0.2], [0.9, 0.2], [0.01, 0.8]])
+    >>> path, log_probability = viterbi([0.5, 0.5], [[0.7, 0.3], [0.3, 0.7]], jnp.log(likelihoods))
+    >>> path.tolist(), float(jnp.exp(log_probability))                          # ½ · 0.9 · 0.7 · 0.9 · 0.3 · 0.8
+    ([0, 0, 1], 0.06804)
     """
     best = markov.best_path(*_logs(initial, transitions, log_likelihoods), lengths=lengths)
     return best.states, best.log_probability
 
 
 def forecast(initial: Any, transitions: Any, log_likelihoods: Any, steps: int) -> Float[Array, "*N S K"]:
-    r"""$p(z_{T+s} = k \mid y_{1:T})$ for s = 1, …, `steps`."""
+    r"""$p(z_{T+s} = k \mid y_{1:T})$ for s = 1, …, `steps`.
+
+    Other arguments as for `log_likelihood`.
+
+    >>> import jax.numpy as jnp
+    >>> forecast([1.0, 0.0], [[0.7, 0.3], [0.3, 0.7]], jnp.zeros((1, 2)), 3)[:, 0].tolist()       # from z₁ = 0
+    [0.7, 0.58, 0.532]
+    """
     steps = positive_int("steps", steps, meaning="how far to look ahead")
     matrix = jnp.asarray(transitions, float)
     last = filter(initial, transitions, log_likelihoods)[..., -1, :]

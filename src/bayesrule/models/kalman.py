@@ -33,9 +33,23 @@ from ..numerics.programs import compiled
 from ..numerics.random import Key
 from ..numerics.trees import floating
 
+__all__ = ["Filtered", "Forecast", "filter", "forecast", "log_likelihood", "simulate", "smooth"]
+
 
 class Filtered(NamedTuple):
-    """Every state's mean and covariance given the observations up to its step, and log p(y)."""
+    """Every state's mean and covariance given the observations up to its step, and log p(y).
+
+    Attributes:
+        mean: E[x_t | y_{0:t}].
+        covariance: Cov[x_t | y_{0:t}].
+        log_likelihood: log p(y).
+
+    >>> import jax.numpy as jnp, bayesrule as blr
+    >>> walk = blr.StateSpace(jnp.eye(1), jnp.eye(1), jnp.ones(1))
+    >>> filtered = filter(walk, jnp.array([0.5, -0.2]), 1.0)
+    >>> filtered.mean[:, 0].tolist(), float(filtered.log_likelihood)
+    ([0.25, -0.02], -2.7456)
+    """
 
     mean: Float[Array, "T D"]
     covariance: Float[Array, "T D D"]
@@ -151,6 +165,12 @@ def simulate(
         noise: R, as for `log_likelihood`.
         length: T.
         shape: how many series to draw.
+
+    >>> import jax, jax.numpy as jnp, bayesrule as blr
+    >>> walk = blr.StateSpace(jnp.eye(1), jnp.eye(1), jnp.ones(1))
+    >>> states, observations = simulate(jax.random.key(0), walk, 0.1, length=5, shape=(2,))
+    >>> states.shape, observations.shape
+    ((2, 5, 1), (2, 5))
     """
     length = positive_int("length", length, meaning="the number of steps")
     system, _, noise = _checked(system, jnp.zeros((length, *system.outputs), system.mean.dtype), noise)

@@ -19,6 +19,21 @@ from ..numerics.checks import above
 from ..numerics.linalg import safe_sqrt
 from ..numerics.trees import floating
 
+__all__ = [
+    "RBF",
+    "Constant",
+    "Kernel",
+    "Linear",
+    "Matern",
+    "Matern12",
+    "Matern32",
+    "Matern52",
+    "Periodic",
+    "Stationary",
+    "Sum",
+    "Times",
+]
+
 Inputs = Float[Array, " N"] | Float[Array, "N D"] | np.ndarray
 
 
@@ -27,6 +42,15 @@ class Kernel(eqx.Module):
 
     A kernel of your own has its hyper-parameters as fields (arrays, so that they can be differentiated and fitted), and
     implements `between` and `diagonal`; `state_space` too if it has one.
+
+    >>> import jax.numpy as jnp
+    >>> class White(Kernel):
+    ...     def between(self, x, other):
+    ...         return jnp.all(x[:, None] == other[None], -1).astype(float)
+    ...     def diagonal(self, x):
+    ...         return jnp.ones(len(x))
+    >>> (RBF() + 0.1 * White())(jnp.array([0.0, 1.0])).tolist()
+    [[1.1, 0.6065], [0.6065, 1.1]]
     """
 
     @abstractmethod
@@ -90,7 +114,12 @@ def _positive(owner: Kernel, **values: Any) -> list[Array]:
 
 
 class Sum(Kernel):
-    """k₁ + k₂."""
+    """k₁ + k₂.
+
+    >>> import jax.numpy as jnp
+    >>> (Linear() + 1.0)(jnp.array([1.0, 2.0])).tolist()                        # lines with an intercept
+    [[2.0, 3.0], [3.0, 5.0]]
+    """
 
     first: Kernel
     second: Kernel
@@ -114,7 +143,12 @@ class Sum(Kernel):
 
 
 class Times(Kernel):
-    """k₁ · k₂."""
+    """k₁ · k₂.
+
+    >>> import jax.numpy as jnp
+    >>> (Linear() * Linear())(jnp.array([1.0, 2.0])).tolist()                   # parabolas, (xx′)²
+    [[1.0, 4.0], [4.0, 16.0]]
+    """
 
     first: Kernel
     second: Kernel
@@ -135,7 +169,15 @@ class Times(Kernel):
 
 
 class Constant(Kernel):
-    """σ² for any two inputs: an unknown constant, or the scale of another kernel, `2.0 * RBF()`."""
+    """σ² for any two inputs: an unknown constant, or the scale of another kernel, `2.0 * RBF()`.
+
+    Args:
+        variance: σ².
+
+    >>> import jax.numpy as jnp
+    >>> Constant(2.0)(jnp.zeros(1), jnp.ones(2)).tolist()
+    [[2.0, 2.0]]
+    """
 
     variance: Array
 
@@ -154,7 +196,15 @@ class Constant(Kernel):
 
 
 class Linear(Kernel):
-    """σ² x·x′: straight lines through the origin; add a `Constant` for lines with an intercept."""
+    """σ² x·x′: straight lines through the origin; add a `Constant` for lines with an intercept.
+
+    Args:
+        variance: σ².
+
+    >>> import jax.numpy as jnp
+    >>> Linear(0.5)(jnp.array([1.0, 2.0])).tolist()
+    [[0.5, 1.0], [1.0, 2.0]]
+    """
 
     variance: Array
 
@@ -174,6 +224,11 @@ class Stationary(Kernel):
     Args:
         variance: σ².
         lengthscale: ℓ, a number or one for each dimension.
+
+    >>> import jax.numpy as jnp
+    >>> kernel = RBF(2.0, lengthscale=jnp.array([1.0, 10.0]))                   # one lengthscale for each dimension
+    >>> kernel(jnp.zeros((1, 2)), jnp.array([[1.0, 0.0], [0.0, 10.0]])).tolist()
+    [[1.2131, 1.2131]]
     """
 
     # These are arrays. They are declared as what the constructor accepts, because type checkers read the signature of
@@ -215,7 +270,17 @@ class RBF(Stationary):
 
 
 class Periodic(Stationary):
-    r"""$σ^2\exp(−2\sum_d\sin^2(π|x_d − x'_d|/p)/ℓ^2)$, of period p; scikit-learn's ExpSineSquared in one dimension."""
+    r"""$σ^2\exp(−2\sum_d\sin^2(π|x_d − x'_d|/p)/ℓ^2)$, of period p; scikit-learn's ExpSineSquared in one dimension.
+
+    Args:
+        variance: σ².
+        lengthscale: ℓ, a number or one for each dimension.
+        period: p.
+
+    >>> import jax.numpy as jnp
+    >>> Periodic(period=2.0)(jnp.zeros(1), jnp.array([0.5, 1.0, 2.0])).tolist()
+    [[0.3679, 0.1353, 1.0]]
+    """
 
     period: Any = 1.0
 
@@ -234,6 +299,9 @@ class Matern(Stationary):
     In one dimension the process and its derivatives (in units of time a) solve $ds = Ns\,da + L\,dβ$ with a nilpotent
     N + I, so that $e^{Na}$ is $e^{−a}$ times a polynomial, and the noise of a step is a sum of incomplete gamma
     functions. Both are accurate to rounding for steps of any length.
+
+    >>> issubclass(Matern12, Matern), [kernel.order for kernel in (Matern12, Matern32, Matern52)]
+    (True, [0, 1, 2])
     """
 
     order: ClassVar[int]
@@ -276,21 +344,36 @@ class Matern(Stationary):
 
 
 class Matern12(Matern):
-    r"""$σ^2e^{−r}$: the Ornstein–Uhlenbeck process, continuous and nowhere smooth."""
+    r"""$σ^2e^{−r}$: the Ornstein–Uhlenbeck process, continuous and nowhere smooth.
+
+    >>> import jax.numpy as jnp
+    >>> Matern12()(jnp.zeros(1), jnp.array([0.0, 1.0])).tolist()
+    [[1.0, 0.3679]]
+    """
 
     order: ClassVar[int] = 0
     polynomial: ClassVar[tuple[float, ...]] = (1.0,)
 
 
 class Matern32(Matern):
-    r"""$σ^2(1 + a)e^{−a}$, $a = \sqrt3\,r$: paths with one derivative."""
+    r"""$σ^2(1 + a)e^{−a}$, $a = \sqrt3\,r$: paths with one derivative.
+
+    >>> import jax.numpy as jnp
+    >>> Matern32()(jnp.zeros(1), jnp.array([0.0, 1.0])).tolist()
+    [[1.0, 0.4834]]
+    """
 
     order: ClassVar[int] = 1
     polynomial: ClassVar[tuple[float, ...]] = (1.0, 1.0)
 
 
 class Matern52(Matern):
-    r"""$σ^2(1 + a + a^2/3)e^{−a}$, $a = \sqrt5\,r$: paths with two derivatives."""
+    r"""$σ^2(1 + a + a^2/3)e^{−a}$, $a = \sqrt5\,r$: paths with two derivatives.
+
+    >>> import jax.numpy as jnp
+    >>> Matern52()(jnp.zeros(1), jnp.array([0.0, 1.0])).tolist()
+    [[1.0, 0.5240]]
+    """
 
     order: ClassVar[int] = 2
     polynomial: ClassVar[tuple[float, ...]] = (1.0, 1.0, 1 / 3)

@@ -19,6 +19,8 @@ from ..numerics.random import Key
 from .sequences import sequences
 from .starts.principal import principal_components
 
+__all__ = ["linear_gaussian", "state_space"]
+
 _FIRST_PRECISION = 0.1  # of the first state
 
 

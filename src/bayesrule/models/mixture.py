@@ -27,6 +27,8 @@ from .starts.clusters import (
     with_values,
 )
 
+__all__ = ["gaussian_mixture", "responsibilities", "usual_priors"]
+
 Covariance = Literal["full", "tied", "diag", "spherical"]
 COVARIANCES: tuple[Covariance, ...] = ("full", "tied", "diag", "spherical")
 
@@ -64,9 +66,12 @@ def gaussian_mixture(
 
     >>> import bayesrule as blr, jax
     >>> y = jax.random.normal(jax.random.key(0), (200, 2)).at[100:].add(5.0)
-    >>> result = blr.fit(blr.em(order="parallel"), gaussian_mixture(y, 2), None, {"y": y}, steps=20)
+    >>> model = gaussian_mixture(y, 2)
+    >>> result = blr.fit(blr.em(order="parallel"), model, None, {"y": y}, steps=20)
     >>> sorted(round(float(m[0])) for m in result.q["components"].mean["mean"])
     [0, 5]
+    >>> bool(responsibilities(model, result.q, y).max(1).min() > 0.9)             # which one a row belongs to
+    True
     """
     rows = np.asarray(y, float)
     if rows.ndim != 2 or 0 in rows.shape:
@@ -92,6 +97,15 @@ def usual_priors(y: Any, components: int, covariance: Covariance = "full") -> di
     With m and S the mean and the covariance of all rows: Dirichlet(1/K) for the weights and, for the components, a
     normal–Wishart of mean m, count 1, D degrees of freedom and scale S⁻¹ (a normal–gamma of shape D/2 and rate S/2, for
     spherical covariances with the mean of the variances in S).
+
+    Args:
+        y: rows (N, D).
+        components: K.
+        covariance: the kind of the components' covariances, as for `gaussian_mixture`.
+
+    >>> priors = usual_priors(np.arange(12.0).reshape(6, 2), 4)
+    >>> priors["weights"].concentration.tolist(), type(priors["components"]).__name__
+    ([0.25, 0.25, 0.25, 0.25], 'NormalWishart')
     """
     rows = np.asarray(y, float)
     complete = rows[~np.isnan(rows).any(1)]

@@ -15,7 +15,17 @@ from ..numerics.random import Key
 
 
 class Network(NamedTuple):
-    """`init(key)` gives the parameters, `apply(params, x)` the outputs for one example x."""
+    """A network whose examples are independent, as the two functions that a training loop needs.
+
+    Attributes:
+        init: `init(key)` gives the parameters.
+        apply: `apply(params, x)` gives the outputs for one example x.
+
+    >>> import jax, jax.numpy as jnp
+    >>> network = mlp([2, 3, 1])
+    >>> network.apply(network.init(jax.random.key(0)), jnp.zeros(2)).shape
+    (1,)
+    """
 
     init: Callable[[Key], PyTree]
     apply: Callable[[PyTree, Any], Array]
@@ -30,6 +40,10 @@ class BatchNetwork(NamedTuple):
         loss: `loss(params, batch, statistics, key)` is the cross-entropy of each example of `(x, labels)`, and the new
             averages, for `Objective.from_batch(network.loss, size=N, aux=network.statistics)`.
         statistics: the running averages to start from.
+
+    >>> network = binary_mlp((4, 8, 3))
+    >>> {layer: sorted(averages) for layer, averages in network.statistics.items()}
+    {'layer0': ['mean', 'variance'], 'layer1': ['mean', 'variance']}
     """
 
     init: Callable[[Key], PyTree]

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+__all__ = ["sequences"]
+
 
 def sequences(y: Any, *, scalar: bool = False) -> Float[Array, "N T ..."]:
     """One series or many as rows (N, T, D), the shorter ones padded with NaN.

@@ -27,6 +27,8 @@ from ..numerics.programs import compiled
 from ..numerics.random import Key
 from .kernels import Inputs, Kernel, columns
 
+__all__ = ["inducing_points", "log_evidence", "sparse"]
+
 _PROJECTION = ("projection on u", "variance given u")
 
 

@@ -22,6 +22,8 @@ from ..numerics.random import Key
 from ..recipes import svi
 from ..rule.rule import Rule
 
+__all__ = ["documents", "latent_dirichlet", "shares"]
+
 
 def documents(counts: Any, *, rows: int = 0, width: int = 0) -> dict[str, Ragged]:
     """Word counts as the data of `latent_dirichlet`: for each document its words' numbers, and their counts.
@@ -83,6 +85,8 @@ def latent_dirichlet(
     >>> model = latent_dirichlet(4, 2)
     >>> result = blr.fit(blr.svi(1.0, local_steps=50), model, None, documents(counts), steps=20)
     >>> [bool(p[0] > 0.5) for p in result.q["shares"].mean] in ([True, True, False, False], [False, False, True, True])
+    True
+    >>> bool(shares(model, result.q, [[9, 8, 0, 0]]).max() > 0.9)                 # a new document
     True
     """
     for name, value in (("vocabulary", vocabulary), ("topics", topics)):
