@@ -77,7 +77,7 @@ def _message(lost: int, code: int, others: int, seconds: float) -> str:
     )
 
 
-def _signal(processes: Sequence[subprocess.Popen], number: int) -> None:
+def _signal(processes: Sequence[subprocess.Popen[bytes]], number: int) -> None:
     for process in processes:
         if process.poll() is None:
             process.send_signal(number)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ takes longer than to measure it.
 @contextmanager
 def connect(
     cluster: str, tls_ca: Path | None = None, tls_cert: Path | None = None, tls_key: Path | None = None
-) -> Iterator[Any]:
+) -> Generator[Any]:
     """A client of a cluster, by which Dask computes while it is open.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,13 +11,13 @@ from ..runs.watch import Progress
 
 
 @contextmanager
-def no_bar() -> Iterator[None]:
+def no_bar() -> Generator[None]:
     """In place of `bar` where nothing is shown."""
     yield None
 
 
 @contextmanager
-def bar() -> Iterator[Callable[[Progress], None]]:
+def bar() -> Generator[Callable[[Progress], None]]:
     """A function that shows the progress of a fit in the terminal of standard error."""
     from rich import progress as rich_progress
     from rich.console import Console

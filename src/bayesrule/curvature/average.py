@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..families.base import Family, HasStructure
 from ..families.gaussian.base import GaussianFamily
 from ..families.gaussian.precision import FACTORED, Factored
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import average_leaves
 from ..objectives.batches import Linearized, Microbatches, count_examples
@@ -173,7 +174,7 @@ def _average_sequentially(
         # Counters and other integers cannot be averaged; the last part's value is kept.
         return total + x / count if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
-    def body(carry: tuple, part: PyTree) -> tuple:
+    def body(carry: tuple[Any, ...], part: PyTree) -> tuple[Any, ...]:
         summed, rows, aux = split(measure(part, carry[1]))
         return (jax.tree.map(add, carry[0], summed), aux), rows
 

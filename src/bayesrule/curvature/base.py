@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from functools import partial
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..families.base import HasStructure, Served
 from ..families.gaussian.precision import SharedFeatures
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.objective import Objective
@@ -135,7 +136,12 @@ def split_key(points: Points, objective: AbstractObjective, key: Key | None) -> 
     return (key, None) if points.random else (None, key)
 
 
-StructuredQ = TypeVar("StructuredQ", bound=HasStructure, contravariant=True)
+if TYPE_CHECKING:
+    import typing_extensions
+
+    StructuredQ = typing_extensions.TypeVar("StructuredQ", bound=HasStructure, contravariant=True, default=Any)
+else:
+    StructuredQ = TypeVar("StructuredQ", bound=HasStructure, contravariant=True)
 """The kind of q that a `Pointwise` curvature is written for."""
 
 

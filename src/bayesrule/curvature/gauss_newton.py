@@ -16,11 +16,12 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..families.base import HasStructure
 from ..families.gaussian.precision import Structure
 from ..numerics.linalg import root_rows
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from .base import Pointwise

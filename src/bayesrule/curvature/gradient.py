@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
 
 from ..families.base import HasStructure
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..points.base import Exact, Points

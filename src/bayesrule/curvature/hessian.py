@@ -8,9 +8,10 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..families.base import HasStructure
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import ravel, slope_diagonal, unravel
 from ..objectives.base import AbstractObjective

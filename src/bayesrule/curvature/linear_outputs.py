@@ -18,9 +18,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..families.gaussian.precision import SharedFeatures, Structure
+from ..numerics.pytree import PyTree
 from ..objectives.objective import Objective
 from .measurement import Measurement
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import equinox as eqx
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
+
+from ..numerics.pytree import PyTree
 
 
 class Measurement(eqx.Module):

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
+from ..numerics.pytree import PyTree
 from . import per_example_ops as ops
 from . import per_example_separable as separable
 from .per_example_program import Path, Program

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
+from ..numerics.pytree import PyTree
 from . import per_example_ops as ops
 from . import per_example_separable as separable
 

@@ -7,9 +7,10 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..families.base import ExponentialFamily
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import average_leaves
 from ..objectives.base import AbstractObjective

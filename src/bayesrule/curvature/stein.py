@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..families.gaussian.base import GaussianFamily
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..steps.needs import Need

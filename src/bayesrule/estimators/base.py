@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, TypeVar
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 from scipy import sparse
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
@@ -21,6 +20,7 @@ from ..fitting.progress import one_blas_thread
 from ..fitting.result import Result
 from ..interop.dask import is_dask, map_rows
 from ..numerics.disk_cache import keep_programs_in_workers
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..rule.rule import Rule
 

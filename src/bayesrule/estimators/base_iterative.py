@@ -11,7 +11,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 from sklearn.exceptions import ConvergenceWarning
 
 from ..factor_graph.model import Model
@@ -20,6 +19,7 @@ from ..fitting.fit import fit
 from ..fitting.result import Result
 from ..numerics.checks import positive_int
 from ..numerics.padding import bucket
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..recipes import em, svi, vmp
 from ..rule.rule import Rule

@@ -779,7 +779,7 @@ def _range_of_counts(part: Examples) -> tuple[float, float, Moments]:
     return float(part.y.min()), float(part.y.max()), moments_of(part.y, part.weights)
 
 
-def _merge_ranges(one: tuple, other: tuple) -> tuple[float, float, Moments]:
+def _merge_ranges(one: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[float, float, Moments]:
     return min(one[0], other[0]), max(one[1], other[1]), merge_moments(one[2], other[2])
 
 

@@ -18,13 +18,15 @@ classes are the mean of the logistic or softmax function of f over that normal d
 
 import json
 import math
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 ROWS = 1 << 13  # that are predicted at a time
 
 
-def load(path="model.npz"):
+def load(path: Any = "model.npz") -> "Model":
     """The model of a file."""
     with np.load(path, allow_pickle=False) as file:
         return Model({name: file[name] for name in file.files})
@@ -33,13 +35,13 @@ def load(path="model.npz"):
 class Model:
     """A linear model with a Gaussian posterior over its weights."""
 
-    def __init__(self, arrays):
+    def __init__(self, arrays: Mapping[str, np.ndarray]) -> None:
         self.arrays = arrays
-        self.about = json.loads(str(arrays["about"]))
-        self.kind = self.about["kind"]
-        self.classes = arrays.get("classes")
+        self.about: dict[str, Any] = json.loads(str(arrays["about"]))
+        self.kind: str = self.about["kind"]
+        self.classes: Any = arrays.get("classes")
 
-    def predict(self, X, return_std=False):
+    def predict(self, X: Any, return_std: bool = False) -> Any:
         """The mean of a new y, with `return_std` also its standard deviation; or the most probable class."""
         if self.classes is not None:
             if return_std:
@@ -49,13 +51,13 @@ class Model:
         mean, std = (np.concatenate(values) for values in zip(*parts, strict=True))
         return (mean, std) if return_std else mean
 
-    def predict_proba(self, X):
+    def predict_proba(self, X: Any) -> np.ndarray:
         """The probability of every class, averaged over the posterior."""
         if self.classes is None:
             raise ValueError("This model predicts numbers: use predict(X, return_std=True).")
         return np.concatenate([self._probabilities(part) for part in self._chunks(X)])
 
-    def predict_columns(self, columns):
+    def predict_columns(self, columns: Mapping[str, Any]) -> dict[str, np.ndarray]:
         """Predictions for a table, given as a dict of columns, each a sequence of values.
 
         Returns a dict of columns: for numbers "prediction", "std", and (except for counts) "low" and "high", a 90 %
@@ -72,14 +74,14 @@ class Model:
         by_class = {f"p({label})": probabilities[:, place] for place, label in enumerate(labels)}
         return {"prediction": labels[best], "probability": probabilities[np.arange(len(best)), best], **by_class}
 
-    def encode(self, columns):
+    def encode(self, columns: Mapping[str, Any]) -> np.ndarray:
         """The model's inputs from the columns of a table: numbers are standardised, categories become indicators."""
         if self.about.get("columns") is None:
             raise ValueError("This model was exported from an estimator, which takes arrays: use predict(X).")
         parts = [_encode(column, columns[column["name"]]) for column in self.about["columns"]]
         return np.concatenate(parts, axis=1)
 
-    def _chunks(self, X):
+    def _chunks(self, X: Any) -> Iterator[np.ndarray]:
         """The rows, a few at a time, checked and with the constant 1 in front."""
         X = np.asarray(X, float)
         if X.ndim != 2 or X.shape[1] != len(self.arrays["x_mean"]):
@@ -90,7 +92,7 @@ class Model:
             part = X[begin : begin + ROWS] - self.arrays["x_mean"]
             yield np.column_stack([np.ones(len(part)), part])
 
-    def _scores(self, features):
+    def _scores(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The mean of every row's scores, (N, K), and their covariance, (N, K, K), or their variances, (N, K)."""
         arrays = self.arrays
         mean = features @ arrays["w"]
@@ -116,7 +118,7 @@ class Model:
         covariance[:, np.arange(size), np.arange(size)] += variance
         return mean, covariance
 
-    def _numbers(self, features):
+    def _numbers(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The mean and the standard deviation of a new y."""
         mean, variance = (part.reshape(len(features)) for part in self._scores(features))
         if self.kind == "poisson":
@@ -124,7 +126,7 @@ class Model:
             return rate, np.sqrt(rate + rate**2 * np.expm1(variance))
         return mean + self.about["y_mean"], np.sqrt(np.maximum(variance, 0.0) + self.about["noise"])
 
-    def _probabilities(self, features):
+    def _probabilities(self, features: np.ndarray) -> np.ndarray:
         mean, covariance = self._scores(features)
         if self.kind == "logistic":
             points, weights = bent_points(mean[:, 0], np.sqrt(np.maximum(covariance.reshape(len(mean)), 0.0)))
@@ -145,13 +147,13 @@ class Model:
         return every
 
 
-def sigmoid(f):
+def sigmoid(f: np.ndarray) -> np.ndarray:
     """1 / (1 + e⁻ᶠ)."""
     small = np.exp(-np.abs(f))
     return np.where(f >= 0, 1.0, small) / (1 + small)
 
 
-def root(covariance):
+def root(covariance: np.ndarray) -> np.ndarray:
     """The Cholesky factor of every matrix; a singular one gets a small multiple of its trace on the diagonal."""
     try:
         return np.linalg.cholesky(covariance)
@@ -163,7 +165,9 @@ def root(covariance):
     return np.linalg.cholesky(covariance + jitter * np.eye(size))
 
 
-def bent_points(mean, deviation, order=32, bend=1.0):
+def bent_points(
+    mean: np.ndarray, deviation: np.ndarray, order: int = 32, bend: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
     """Points f and weights, (order, N), with which averages over N(mean, deviation²) of a logistic function are exact.
 
     They are Gauss–Hermite's, or where the deviation is large those of the trapezoidal rule in u, with df/du =
@@ -188,7 +192,7 @@ def bent_points(mean, deviation, order=32, bend=1.0):
     return np.where(is_wide, bent, f), np.where(is_wide, bent_weights, weights)
 
 
-def _encode(column, values):
+def _encode(column: Mapping[str, Any], values: Any) -> np.ndarray:
     """One column of a table as inputs: a standardised number, or an indicator for each level of a category."""
     values = np.atleast_1d(np.asarray(values))
     name = column["name"]
@@ -208,7 +212,7 @@ def _encode(column, values):
     return np.array([[float(label == level) for level in column["levels"]] for label in labels])
 
 
-def _label(value):
+def _label(value: Any) -> str:
     """A value of a category as text; the empty string for a missing one."""
     if value is None or value != value or str(value) in ("", "nan", "<NA>"):
         return ""

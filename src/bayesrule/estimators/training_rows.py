@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float
 from sklearn.utils.validation import assert_all_finite, check_array, column_or_1d, validate_data
 
 from ..interop.dask import DaskParts, is_dask
 from ..numerics.padding import pad
+from ..numerics.pytree import PyTree
 from ..objectives.batches import Weighted
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def validate_collection(estimator: Estimator, X: Any, *, reset: bool) -> None:
     validate_data(estimator, columns, dtype=np.float64, reset=reset)
 
 
-def as_examples(part: tuple, numeric: bool) -> Examples:
+def as_examples(part: tuple[Any, ...], numeric: bool) -> Examples:
     """A block of (X, y, sample_weight) or (X, y), checked."""
     x, y, *given = part
     x = as_rows(x)

@@ -15,11 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..families.discrete import Bernoulli, Categorical
 from ..families.gaussian.base import GaussianFamily
 from ..families.point_mass import Peak
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..points.base import Delta, Points
 from ..points.quadrature import Enumeration, Quadrature

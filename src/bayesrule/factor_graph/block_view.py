@@ -22,10 +22,11 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..families.base import ExponentialFamily
 from ..families.latent.mixture import Mixture, Parts
+from ..numerics.pytree import PyTree
 
 
 class BlockView(eqx.Module):

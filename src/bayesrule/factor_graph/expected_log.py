@@ -358,7 +358,7 @@ def boltzmann(couplings: Array, fields: Array, mean: Array) -> Array:
 # Choices among components.
 
 
-def per_component(components: Factor, views: tuple, data: tuple) -> Array:
+def per_component(components: Factor, views: tuple[Any, ...], data: tuple[Any, ...]) -> Array:
     """E log f(y_n | component k), (N, K).
 
     Args:

@@ -186,7 +186,13 @@ class Factor(eqx.Module):
         """
 
     def _integrated(
-        self, place: int, arguments: tuple, held: tuple, views: Mapping[str, BlockView], arrays: list, *how: Any
+        self,
+        place: int,
+        arguments: tuple[Any, ...],
+        held: tuple[Any, ...],
+        views: Mapping[str, BlockView],
+        arrays: list[Any],
+        *how: Any,
     ) -> Array:
         """The expectation over the blocks from `place` on, for fixed arguments in the places before it.
 
@@ -202,7 +208,7 @@ class Factor(eqx.Module):
             return self._integrated(place + 1, (*arguments, argument), (*held, argument), views, arrays, *how)
         center = lambda argument: view.q.mean if points.delta else argument
 
-        def rest(argument: Any, before: tuple, views: Mapping[str, BlockView]) -> Array:
+        def rest(argument: Any, before: tuple[Any, ...], views: Mapping[str, BlockView]) -> Array:
             return self._integrated(place + 1, (*before, argument), (*held, center(argument)), views, arrays, *how)
 
         held_views = {n: v.held if n in self.points and self.points[n].delta else v for n, v in views.items()}

@@ -14,10 +14,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import solve_triangular
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
 from ..families.product import Product
 from ..numerics.linalg import root_rows
+from ..numerics.pytree import PyTree
 from .block_view import BlockView
 from .data import Rows, observed_data, zero_where_missing
 from .linear_factor import LinearFactor

@@ -227,7 +227,7 @@ def _projected(view: BlockView, x: Array | None, local: bool) -> tuple[Array, Ar
     return x @ mean.reshape(outputs, size).T, jnp.einsum("np,kplq,nq->nkl", x, joint, x)
 
 
-def _second_order_at_mean(row: Callable, mean: Array, covariance: Array, y: Any, center: Array) -> Array:
+def _second_order_at_mean(row: Callable[..., Any], mean: Array, covariance: Array, y: Any, center: Array) -> Array:
     """log p(y | m) + ½⟨∇²log p(y | c), V⟩ at c = m.
 
     The derivatives in m and V are those of log p at the mean (Newton's), because m is differentiated for the message
@@ -241,12 +241,12 @@ def _second_order_at_mean(row: Callable, mean: Array, covariance: Array, y: Any,
     return value + correction if value.ndim == 1 else jnp.sum(value, axis=tuple(range(1, value.ndim))) + correction
 
 
-def _hessians(row: Callable, mean: Array, y: Any) -> Array:
+def _hessians(row: Callable[..., Any], mean: Array, y: Any) -> Array:
     return jax.vmap(jax.hessian(lambda f, y: jnp.sum(row(f, y))))(mean, y)
 
 
 def _at_points(
-    row: Callable, mean: Array, covariance: Array, y: Any, points: Points, key: Key | None
+    row: Callable[..., Any], mean: Array, covariance: Array, y: Any, points: Points, key: Key | None
 ) -> tuple[Array, Array]:
     """row(f_n, y_n) at points f_n = m_n + V_n^½ ε_s, (S, N), and the points' weights (S,)."""
     noise, weights = points.output_noise(mean, key)

@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from ..families.base import ExponentialFamily, Family
 from ..families.dirichlet import Beta, Dirichlet
@@ -36,6 +36,7 @@ from ..families.shared_precision import SphericalNormalGamma, TiedNormalWishart
 from ..families.wishart import NormalWishart, Wishart
 from ..numerics.checks import bare
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import broadcast
 from ..objectives.base import AbstractObjective, not_separable
@@ -549,7 +550,12 @@ def _prepared_name(factor: str, array: str) -> str:
 
 
 def _value(
-    factor: Factor, views: Mapping[str, Any], data: Mapping[str, Array], key: Key | None, local: frozenset, mask: dict
+    factor: Factor,
+    views: Mapping[str, Any],
+    data: Mapping[str, Array],
+    key: Key | None,
+    local: frozenset[str],
+    mask: dict[str, Any],
 ) -> Array:
     """E log f, averaged over the components of those of its blocks that are mixtures."""
     mixed = next((name for name in factor.blocks if isinstance(views[name], MixtureView)), None)

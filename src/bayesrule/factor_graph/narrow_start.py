@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, Bool
 
 from ..families.point_mass import Peak
 from ..families.product import Product
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from .data import Rows, observed_data
 from .linear_factor import LinearFactor

@@ -13,12 +13,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..curvature.base import Curvature
 from ..curvature.gradient import Gradient
 from ..curvature.measurement import Measurement
 from ..families.product import Product
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..points.base import Points
 from ..steps.needs import Need

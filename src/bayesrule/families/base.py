@@ -17,26 +17,32 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.interpreters.partial_eval import dce_jaxpr
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
 from ..numerics.coordinates import from_lower, to_vector
 from ..numerics.legendre import legendre
 from ..numerics.own_precision import OwnPrecision
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..steps.needs import Need
 from ..steps.step import Step
 
 if TYPE_CHECKING:
+    import typing_extensions
+
     from .gaussian.precision import Structure
 
-Q = TypeVar("Q", bound="Family")
-"""A member of some family, in the signature of a function that returns a member of the same one."""
+    # With a default, `State` and `Points` without a parameter are `State[Any]` and `Points[Any]`, and not unknown.
+    Q = typing_extensions.TypeVar("Q", bound="Family", default=Any)
+    Served = typing_extensions.TypeVar("Served", contravariant=True, default=Any)
+else:
+    Q = TypeVar("Q", bound="Family")
+    Served = TypeVar("Served", contravariant=True)
+"""`Q` is a member of some family, in the signature of a function that returns a member of the same one.
 
-Served = TypeVar("Served", contravariant=True)
-"""The kind of q that a piece of a rule is written for: `Quadrature` is `Points[GaussianFamily | ConditionalFamily]`.
-
-A rule holds its pieces without this parameter: whether they go together is checked when it is built (`needs`). A piece
-of your own may leave it out too: `class Mine(Points)`.
+`Served` is the kind of q that a piece of a rule is written for: `Quadrature` is `Points[GaussianFamily |
+ConditionalFamily]`. A rule holds its pieces without this parameter: whether they go together is checked when it is
+built (`needs`). A piece of your own may leave it out too: `class Mine(Points)`.
 """
 
 

@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from ..numerics import hmm as markov
 from ..numerics.checks import arrays, bare
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from .base import ExponentialFamily
 

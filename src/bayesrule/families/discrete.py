@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from ..numerics.checks import above, arrays, bare
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from .base import ExponentialFamily
 
@@ -35,7 +36,7 @@ class Bernoulli(ExponentialFamily):
         natural: λ, a pytree of floating arrays in the shape of θ.
     """
 
-    parameter: PyTree[Float[Array, "..."]]
+    parameter: PyTree
     label: ClassVar[str] = "Bernoulli"
     meaning: ClassVar[str] = "q(θ_j = 1) = p_j, θ ∈ {−1, 1}, λ = ½ log p/(1 − p), μ = 2p − 1  (section 4.5)"
     update: ClassVar[str] = "λ ← (1 − ρτ)λ − ρ ∇_μ E_q ℓ̄  (eq:bayes_learn_binn)"

@@ -6,8 +6,9 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from .base import ExponentialFamily
 

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import ravel
 from ..steps.step import Step

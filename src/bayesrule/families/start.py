@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import PyTree
 
 from ..numerics.frozen import split_off_integers
+from ..numerics.pytree import PyTree
 from ..numerics.trees import wide
 from .base import Family
 from .gaussian.diagonal import DiagonalGaussian

@@ -25,7 +25,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..factor_graph.block_view import view_of
 from ..factor_graph.factor import Factor
@@ -39,6 +39,7 @@ from ..families.latent.base import ConditionalFamily
 from ..families.product import Product
 from ..numerics.linalg import safe_sqrt
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..points.base import Points

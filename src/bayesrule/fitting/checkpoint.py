@@ -19,7 +19,7 @@ import json
 import os
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,7 +27,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+
+from ..numerics.pytree import PyTree
 
 _FORMAT = 3
 _READABLE = (1, 2, 3)
@@ -88,7 +89,7 @@ def write(path: str | Path, value: Any, before_replacing: Callable[[], None] | N
 
 
 @contextlib.contextmanager
-def naming_the_file(path: Path) -> Iterator[None]:
+def naming_the_file(path: Path) -> Generator[None]:
     """A context in which an `OSError` names this file: the system's own has no name, or that of a temporary file."""
     try:
         yield

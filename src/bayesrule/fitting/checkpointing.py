@@ -11,9 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from jaxtyping import PyTree
-
 from ..numerics.checks import positive_int
+from ..numerics.pytree import PyTree
 from .checkpoint import Damaged, check_savable, check_writable, kept_file
 from .interrupt import TERMINATED, Interrupt, signals_named
 from .processes import Together
@@ -57,6 +56,10 @@ class Checkpoint:
     (20, ['run.npz', 'run.npz.1'])
     """
 
+    path: Path
+    every: float | None
+    keep: int
+    signals: tuple[signal.Signals, ...]
     is_divided: ClassVar[bool] = False
     """Whether each process writes its own part."""
     saves_end: ClassVar[bool] = True

@@ -12,13 +12,14 @@ from typing import Any, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
 from ..families.base import Family
 from ..families.start import Start
 from ..numerics.checks import positive_int, positive_number
 from ..numerics.frozen import split_off_integers
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.batches import Weighted, count_weight
 from ..objectives.objective import Objective

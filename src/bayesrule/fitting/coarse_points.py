@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..curvature.base import Pointwise
 from ..factor_graph.model import Model
 from ..families.gaussian.base import GaussianFamily
 from ..families.product import Product
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..points.quadrature import Quadrature

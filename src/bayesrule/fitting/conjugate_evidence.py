@@ -19,10 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..families.base import ExponentialFamily
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..objectives.regularizers import Regularizer, as_regularizer
 from ..steps.step import Step
 

@@ -13,8 +13,7 @@ from collections.abc import Callable
 from functools import cached_property, partial
 from typing import Any
 
-from jaxtyping import PyTree
-
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..rule.rule import Rule

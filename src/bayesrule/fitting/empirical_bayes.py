@@ -21,10 +21,11 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.tree_util import Partial
 from jax.typing import ArrayLike
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..families.base import Family
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.objective import as_objective

@@ -18,11 +18,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..factor_graph.model import Model
 from ..families.base import Q
 from ..families.product import Product
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..rule.rule import Rule

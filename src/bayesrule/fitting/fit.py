@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import PyTree
 
 from ..factor_graph.leave_one_out import leave_one_out
 from ..factor_graph.model import Model
@@ -25,6 +24,7 @@ from ..families.base import Family
 from ..families.start import Start
 from ..numerics.checks import nonnegative_int, positive_int
 from ..numerics.frozen import Frozen, split_off_integers
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.batched import Batched
@@ -427,7 +427,7 @@ def _check_several_starts(
     resumed: Result | None,
     key: Key | None,
     checkpoint: Any,
-    progress: bool | Callable,
+    progress: bool | Callable[..., Any],
     follows: str | None,
 ) -> None:
     """Raise where several starts cannot be combined with the other arguments."""

@@ -16,13 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
 from jax.scipy.sparse.linalg import gmres
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 from scipy.sparse.linalg import LinearOperator
 from scipy.sparse.linalg import gmres as gmres_on_host
 
 from ..families.base import ExponentialFamily
 from ..numerics.checks import bare
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..rule.rule import Rule

@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..objectives.base import AbstractObjective
 from ..rule.state import State
 from .reason import Reason

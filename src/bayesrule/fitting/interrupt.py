@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -69,7 +69,7 @@ def signals_named(names: Iterable[str | signal.Signals]) -> tuple[signal.Signals
 
 
 @contextmanager
-def exit_on(signals: Iterable[signal.Signals]) -> Iterator[None]:
+def exit_on(signals: Iterable[signal.Signals]) -> Generator[None]:
     """A context in which these signals raise `SystemExit(143)`, where no `Interrupt` handles them.
 
     In a thread other than the main one nothing is changed.

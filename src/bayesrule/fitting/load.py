@@ -7,9 +7,9 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
 
 from ..factor_graph.model import Model
+from ..numerics.pytree import PyTree
 from ..objectives.base import AbstractObjective
 from ..rule.rule import Rule
 from ..streams.arrays import ArrayStream, is_mapped

@@ -15,8 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, Int
 
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.shuffle import shuffled
 from ..objectives.base import AbstractObjective

@@ -17,13 +17,14 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..curvature.measurement import Measurement
 from ..families.gaussian.base import GaussianFamily
 from ..families.point_mass import Peak
 from ..families.product import Product
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.batches import Microbatches

@@ -13,8 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
+from ..numerics.pytree import PyTree
 from .progress import one_blas_thread
 
 

@@ -13,9 +13,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.trees import ravel, unravel
 from ..objectives.base import AbstractObjective
 from ..rule.multistart import newton_step

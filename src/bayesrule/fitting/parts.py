@@ -15,9 +15,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..objectives.batches import Weighted, count_rows
 from ..streams.base import Stream
 

@@ -18,7 +18,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..curvature.base import Pointwise
 from ..curvature.gradient import Gradient
@@ -28,6 +28,7 @@ from ..factor_graph.sites import Sites, message, summed_over_rows
 from ..families.gaussian.precision import Factored
 from ..families.product import Product
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..objectives.batched import Batched

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..families.base import Family
 from ..families.gaussian.base import GaussianFamily
@@ -21,6 +21,7 @@ from ..numerics.checks import positive_int
 from ..numerics.frozen import Frozen, as_frozen
 from ..numerics.linalg import symmetric_root
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import wide
 from ..points.base import Points, PointSet

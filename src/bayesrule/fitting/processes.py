@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
-from jaxtyping import PyTree
+
+from ..numerics.pytree import PyTree
 
 if TYPE_CHECKING:
     from .result import Result

@@ -11,13 +11,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
 from ..curvature.hessian import Hessian
 from ..factor_graph.model import Model
 from ..factor_graph.narrow_start import better_start, narrowable_blocks
 from ..families.base import Family
 from ..families.gaussian.full import Gaussian
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..points.base import Delta

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import PyTree
 
 from ..factor_graph.leave_one_out import LeaveOneOut
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..rule.state import State
 from .bound import Bound, with_error
@@ -59,6 +59,20 @@ class Result:
     (Result(Gaussian after 2 steps, converged), [1.0, 1.0], [1.0, 0.0])
     """
 
+    state: State
+    trace: dict[str, np.ndarray]
+    key: Key
+    normalized: bool
+    loop_reason: Reason
+    watch: Watch | None
+    validation: dict[str, np.ndarray] | None
+    frozen: PyTree
+    note: str | None
+    best: State | None
+    starts: Starts | None
+    skipped: int
+    position: PyTree
+
     def __init__(
         self,
         state: State,
@@ -70,8 +84,8 @@ class Result:
         minima: Callable[[], list[Minimum]] | list[Minimum] | None = None,
         loo: Callable[..., LeaveOneOut] | None = None,
         bound_error: float | None = None,
-        watch: Watch | tuple | None = None,
-        starts: Starts | tuple | None = None,
+        watch: Watch | tuple[Any, ...] | None = None,
+        starts: Starts | tuple[Any, ...] | None = None,
         explanation: str | None = None,
         validation: dict[str, np.ndarray] | None = None,
         best: State | None = None,
@@ -84,7 +98,7 @@ class Result:
         self.state, self.trace, self.key, self.normalized = state, trace, key, normalized
         self.loop_reason = self._reason = Reason(reason)
         self._explanation: str | None = explanation
-        self.note: str | None = None
+        self.note = None
         self._sites: Callable[[], Any] | None = None
         self._verdict: Callable[[], tuple[Reason, str | None]] | None = None
         self.watch = None if watch is None else Watch(*watch)

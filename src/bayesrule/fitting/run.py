@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jax.typing import ArrayLike
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..numerics.checks import nonnegative_int
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.objective import as_objective
 from ..rule.rule import Rule

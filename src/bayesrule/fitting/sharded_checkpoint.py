@@ -21,9 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..numerics.checks import positive_int
+from ..numerics.pytree import PyTree
 from .interrupt import signals_named
 from .processes import Together, spans_processes
 from .result import Result, load
@@ -47,6 +48,11 @@ class ShardedCheckpoint:
     True
     """
 
+    folder: Path
+    path: Path
+    every: float | None
+    keep: int
+    signals: tuple[signal.Signals, ...]
     is_divided: ClassVar[bool] = True
     """Whether each process writes its own part."""
     saves_end: ClassVar[bool] = True

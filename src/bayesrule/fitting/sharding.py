@@ -21,8 +21,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
-from jaxtyping import PyTree
 
+from ..numerics.pytree import PyTree
 from ..objectives.batches import Weighted, count_rows
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def state_on_devices(mesh: Mesh | AbstractMesh, state: T) -> T:
         if not leaf.sharding.is_fully_replicated
     }
 
-    def put(path: tuple, leaf: Any) -> Any:
+    def put(path: tuple[Any, ...], leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array) or not leaf.sharding.is_fully_replicated:
             return leaf
         ends = ((path[start:], leaf.shape) for start in range(len(path) + 1))
@@ -230,7 +230,7 @@ def rows_on_devices(sharding: NamedSharding, objective: AbstractObjective, state
     if local is None or rows % _parts(sharding):
         return state
 
-    def put(path: tuple, leaf: Any) -> Any:
+    def put(path: tuple[Any, ...], leaf: Any) -> Any:
         names = [str(getattr(key, "name", getattr(key, "key", ""))) for key in path]
         of_rows = names[0] == "aux" or (names[:2] == ["q", "blocks"] and names[2] in local)
         fits = isinstance(leaf, jax.Array) and leaf.ndim and leaf.shape[0] == rows

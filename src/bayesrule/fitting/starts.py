@@ -15,7 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..factor_graph.block_view import batch_shape
 from ..families.base import ExponentialFamily, Family
@@ -24,6 +24,7 @@ from ..families.point_mass import Peak
 from ..families.product import Product
 from ..families.sites.base import SitedGaussian
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from .loop import Carry, take_steps
 from .reason import Reason

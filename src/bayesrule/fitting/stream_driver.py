@@ -13,8 +13,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..rule.rule import Rule

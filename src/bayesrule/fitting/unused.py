@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
-from jaxtyping import PyTree
 
 from ..numerics.frozen import path_of
+from ..numerics.pytree import PyTree
 from ..objectives.base import AbstractObjective
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..numerics.checks import positive_int
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..objectives.base import AbstractObjective
 from ..objectives.batched import Batched
 from ..objectives.batches import Weighted, count_weight

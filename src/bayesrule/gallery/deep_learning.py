@@ -51,7 +51,7 @@ def _line_data() -> tuple[np.ndarray, np.ndarray]:
     return np.stack([np.ones(60), x], axis=1), 0.5 + 1.2 * x + 0.7 * random.normal(size=60)
 
 
-def _squared_error(w: Float[Array, "2"], example: tuple) -> Float[Array, ""]:
+def _squared_error(w: Float[Array, "2"], example: tuple[Any, ...]) -> Float[Array, ""]:
     x, y = example
     return 0.5 * (x @ w - y) ** 2
 
@@ -153,7 +153,7 @@ def _binary_weights_data() -> tuple[np.ndarray, np.ndarray]:
     return x, np.sign(x @ SIGNS + 0.8 * np.random.default_rng(6).normal(size=80))
 
 
-def _logistic_loss(w: Float[Array, " P"], example: tuple) -> Float[Array, ""]:
+def _logistic_loss(w: Float[Array, " P"], example: tuple[Any, ...]) -> Float[Array, ""]:
     x, y = example
     return jnp.logaddexp(0.0, -y * (x @ w))
 

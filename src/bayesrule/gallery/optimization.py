@@ -106,8 +106,8 @@ def multimodal() -> Picture:
     state = rule.init(None, himmelblau, jax.random.key(2))
 
     @jax.jit
-    def run(state: object) -> tuple:
-        def body(state: Any, _: None) -> tuple:
+    def run(state: object) -> tuple[Any, ...]:
+        def body(state: Any, _: None) -> tuple[Any, ...]:
             state = rule.step(himmelblau, state)[0]
             return state, (state.q.components.mean, state.search.ages)
 

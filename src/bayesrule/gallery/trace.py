@@ -37,7 +37,7 @@ def trace_steps(
         read: What to record of q.
     """
 
-    def body(state: State, step_data: tuple) -> tuple:
+    def body(state: State, step_data: tuple[Any, ...]) -> tuple[Any, ...]:
         batch, key = step_data
         state = rule.step(objective, state, data if batches is None else batch, key)[0]
         return state, read(state.q)

@@ -25,10 +25,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
 from ..fitting.parts import Parts, count_part, pad_part
 from ..numerics.padding import bucket, bucket_below
+from ..numerics.pytree import PyTree
 
 __all__ = ["DaskParts"]
 
@@ -68,7 +68,7 @@ class DaskParts(Parts):
             # A length that needs no padding: all blocks of a partition but the last are then measured as they are.
             block_rows = bucket_below(max(256, _BLOCK_NUMBERS // max(1, width)))
         self.block_rows = block_rows
-        self._steps: tuple[tuple[Callable[..., PyTree], tuple], ...] = ((_numbers_of, ()),)
+        self._steps: tuple[tuple[Callable[..., PyTree], tuple[Any, ...]], ...] = ((_numbers_of, ()),)
         self._heads: dict[int, PyTree] = {}
 
     @staticmethod
@@ -189,7 +189,7 @@ class DaskParts(Parts):
         sizes = _compute(*(_delayed(_rows_of)(*leaves) for leaves in self._partitions))
         return [sizes] if isinstance(sizes, int) else list(sizes)
 
-    def _sent_job(self, function: Callable[..., PyTree], merge: Merge | None, arguments: tuple) -> Any:
+    def _sent_job(self, function: Callable[..., PyTree], merge: Merge | None, arguments: tuple[Any, ...]) -> Any:
         """What to do with every partition, as one value of Dask's graph: it goes to every worker once."""
         double = jnp.result_type(float) == np.float64
         job = _Job(self._structure, self._steps, function, merge, arguments, self.block_rows, double)
@@ -321,10 +321,10 @@ class _Job(NamedTuple):
     """What to do with every partition."""
 
     structure: Any
-    steps: tuple[tuple[Callable[..., PyTree], tuple], ...]
+    steps: tuple[tuple[Callable[..., PyTree], tuple[Any, ...]], ...]
     function: Callable[..., PyTree]
     merge: Merge | None
-    arguments: tuple
+    arguments: tuple[Any, ...]
     block_rows: int
     double: bool
 
@@ -359,7 +359,7 @@ class _Message:
 
     pickled: bytes
     digest: bytes
-    numbers: tuple
+    numbers: tuple[Any, ...]
 
     @staticmethod
     def of(tree: Any) -> _Message:
@@ -406,7 +406,7 @@ class _Message:
 
 _KEPT = 64
 _sent: OrderedDict[Any, bytes] = OrderedDict()
-_received: OrderedDict[bytes, tuple] = OrderedDict()
+_received: OrderedDict[bytes, tuple[Any, ...]] = OrderedDict()
 
 
 def _identity(leaf: Any) -> Any:
@@ -496,7 +496,7 @@ def _take_rows(message: _Message, rows: np.ndarray, *leaves: Any) -> PyTree:
         return job.function(job.prepared(jax.tree.unflatten(job.structure, picked)))
 
 
-def _blocks(job: _Job, leaves: tuple) -> Iterator[PyTree]:
+def _blocks(job: _Job, leaves: tuple[Any, ...]) -> Iterator[PyTree]:
     """A partition in blocks of equal lengths, none longer than `block_rows`."""
     rows = _rows_of(*leaves)
     count = -(-rows // job.block_rows)
@@ -524,7 +524,9 @@ def _of_padded(part: PyTree, function: Callable[..., PyTree], *arguments: PyTree
     return None if not count_part(part) else function(_padded(part), *arguments)
 
 
-def _of_padded_kept(part: PyTree, kept: PyTree, function: Callable[..., tuple], *arguments: PyTree) -> tuple:
+def _of_padded_kept(
+    part: PyTree, kept: PyTree, function: Callable[..., tuple[Any, ...]], *arguments: PyTree
+) -> tuple[Any, ...]:
     return (None, None) if not count_part(part) else function(_padded(part), kept, *arguments)
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import equinox as eqx
 import jax
-from jaxtyping import PyTree
 
 from ..numerics.frozen import Mask, freeze, path_of
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from .network import Names, Network, as_arguments, split_network
 

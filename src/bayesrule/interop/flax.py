@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
-from jaxtyping import PyTree
 
 from ..numerics.frozen import Mask
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from .network import Names, Network, add_batch_axis, as_arguments, first_of_batch, split_network
 

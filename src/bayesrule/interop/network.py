@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
 
 from ..fitting.result import Result
 from ..numerics.frozen import Mask, freeze, join, path_of
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.batched import Batched
 from ..objectives.objective import Objective

@@ -23,12 +23,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..families.base import Family
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.fixed import FixedGaussian
 from ..numerics.frozen import path_of
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import wide
 from ..points.base import Points

@@ -14,7 +14,7 @@ can overwrite them, and becomes a dict of tensors for each parameter when somebo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from typing import Any
 
@@ -131,7 +131,7 @@ class Optimizer(torch.optim.Optimizer):
         if not (isinstance(seed, int) and 0 <= seed < 2**32):
             raise ValueError(f"seed= is a whole number from 0 to 2³² − 1, got {seed!r}.")
         self.rule = rule
-        self.finite = True
+        self.finite: bool = True
         self._prior, self._seed = prior, seed
         self._own_schedule = isinstance(rule.steps.rates.mean, Scheduled)
         self._one_rate = rule.steps.rates.single
@@ -310,7 +310,7 @@ class Optimizer(torch.optim.Optimizer):
     # Draws.
 
     @contextmanager
-    def sampled(self) -> Iterator[None]:
+    def sampled(self) -> Generator[None]:
         """Inside, the parameters are θ, where the rule wants the loss differentiated: a draw of q, or the mean itself.
 
         Gradients of micro-batches add up in `.grad`, inside one context or over several: until `step` all contexts have
@@ -340,7 +340,7 @@ class Optimizer(torch.optim.Optimizer):
             self._inside = ""
 
     @contextmanager
-    def draw(self, seed: int | None = None) -> Iterator[None]:
+    def draw(self, seed: int | None = None) -> Generator[None]:
         """Inside, the parameters are a draw of the posterior, for predictions.
 
         Args:
@@ -400,7 +400,7 @@ class Optimizer(torch.optim.Optimizer):
             cohort.gradients = cohort.gradients or [[None] * len(cohort.params) for _ in range(self._samples)]
 
     @contextmanager
-    def _holding(self, theta: dict[int, list[Any]], wanted: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    def _holding(self, theta: dict[int, list[Any]], wanted: Callable[[torch.Tensor], bool]) -> Generator[None]:
         """The parameters hold θ inside, and the mean again afterwards, whatever happens."""
         with torch.no_grad():
             changed = []

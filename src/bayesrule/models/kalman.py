@@ -180,7 +180,7 @@ def simulate(
     state_noise = jax.random.normal(state_key, (*shape, length - 1, system.size), system.mean.dtype)
     deviation = jax.random.normal(first_key, (*shape, system.size), system.mean.dtype) @ root(system.covariance)
 
-    def step(x: Array, parts: tuple) -> tuple[Array, Array]:
+    def step(x: Array, parts: tuple[Any, ...]) -> tuple[Array, Array]:
         F, U, offset, noise = parts
         following = x @ F.T + offset + noise @ U
         return following, following

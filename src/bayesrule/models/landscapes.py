@@ -184,7 +184,7 @@ def _grid(*axes: np.ndarray) -> np.ndarray:
     return np.array(list(product(*axes)))
 
 
-def _landscape(name: str, function: Callable, low: Any, high: Any, minima: Any, *numbers: Any) -> Landscape:
+def _landscape(name: str, function: Callable[..., Any], low: Any, high: Any, minima: Any, *numbers: Any) -> Landscape:
     low, high, minima = (np.array(values, np.float64) for values in (low, high, minima))
     return Landscape(name, function, low, high, minima, *numbers)
 

@@ -9,8 +9,9 @@ from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 
 

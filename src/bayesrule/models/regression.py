@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaln
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..families.gaussian.base import GaussianFamily
 from ..families.gaussian.block_diagonal import BlockDiagonalGaussian
@@ -21,6 +21,7 @@ from ..families.gaussian.low_rank import LowRankGaussian
 from ..families.gaussian.precision import SharedFeatures
 from ..numerics.padding import map_chunks, pad, power_of_two
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import same_shape
 from ..objectives.objective import Objective

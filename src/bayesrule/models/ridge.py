@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..numerics.padding import column_bucket, pad
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..objectives.objective import Objective
 
 _CHUNK = 1 << 16  # rows that are reduced at a time

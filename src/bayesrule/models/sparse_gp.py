@@ -214,7 +214,7 @@ def inducing_points(kernel: Kernel, x: Inputs, count: int) -> Float[Array, "M D"
 
 @compiled(static="count")
 def _pivots(kernel: Kernel, x: Array, count: int) -> Array:
-    def choose(place: Array, carry: tuple) -> tuple:
+    def choose(place: Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
         remaining, rows, chosen = carry
         best = jnp.argmax(remaining)
         cross = kernel(x[best][None], x)[0] - rows[:, best] @ rows

@@ -8,7 +8,7 @@ is traced under `shared_factors`, what was computed of an array is remembered.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any
@@ -29,7 +29,7 @@ _scope = _Scope()
 
 
 @contextmanager
-def shared_factors() -> Iterator[None]:
+def shared_factors() -> Generator[None]:
     """A context in which a factor that was computed of a traced array is not computed again."""
     if _scope.known is not None:
         yield

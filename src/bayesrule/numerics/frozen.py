@@ -13,7 +13,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+
+from .pytree import PyTree
 
 Mask = PyTree | Callable[[str, Any], bool] | None
 

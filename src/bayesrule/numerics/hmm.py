@@ -78,7 +78,7 @@ def log_normalizer(
 
 
 @log_normalizer.defjvp
-def _log_normalizer_jvp(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+def _log_normalizer_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
     result = smooth(*primals)
     initial, transitions, likelihoods, _ = tangents
     slope = jnp.sum(result.marginals[..., 0, :] * initial, axis=-1)
@@ -164,7 +164,7 @@ class _OverSequences(NamedTuple):
     initial_axis: int | None
     transitions_axis: int | None
 
-    def __call__(self, function: Callable, axes: tuple | None = None) -> Callable:
+    def __call__(self, function: Callable[..., Any], axes: tuple[Any, ...] | None = None) -> Callable[..., Any]:
         """The mapped function; `axes`, as in `jax.vmap`, are by default those of (π, A, ℓ, length)."""
         in_axes = (self.initial_axis, self.transitions_axis, 0, 0) if axes is None else axes
 
@@ -180,7 +180,9 @@ class _OverSequences(NamedTuple):
         return mapped
 
 
-def _flatten_batch(initial: Any, transitions: Any, likelihoods: Any, lengths: Any) -> tuple[tuple, _OverSequences]:
+def _flatten_batch(
+    initial: Any, transitions: Any, likelihoods: Any, lengths: Any
+) -> tuple[tuple[Any, ...], _OverSequences]:
     """Flatten the batch axes of all arguments; also return the transform that maps a function over the sequences."""
     if likelihoods.ndim < 2 or likelihoods.shape[-2] == 0:
         raise ValueError(f"Log-likelihoods are (…, T, K), for each step and state, got shape {likelihoods.shape}.")
@@ -223,7 +225,7 @@ def _unflatten_batch(tree: Any, likelihoods: Array) -> Any:
 # One sequence.
 
 
-def _scan_chain(body: Callable, start: Array, xs: Array, matrix: Array, length: Array | None = None) -> Array:
+def _scan_chain(body: Callable[..., Any], start: Array, xs: Array, matrix: Array, length: Array | None = None) -> Array:
     """Scan `body(carry, x, M)` over the steps of a chain and return what it emits at each.
 
     M is the transition matrix to the next step or, backwards, to the step before. With `length` the scan runs backwards
@@ -299,7 +301,7 @@ def _max_matvec(matrix: Array, vector: Array) -> Array:
 
 
 def _pass_messages(
-    through: Callable, start: Array, matrix: Array, likelihoods: Array, length: Array | None = None
+    through: Callable[..., Any], start: Array, matrix: Array, likelihoods: Array, length: Array | None = None
 ) -> Array:
     """The log-messages into each step from those before it (backwards from `length`: after it), up to a constant."""
 

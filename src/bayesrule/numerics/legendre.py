@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
+
+from .pytree import PyTree
 
 if TYPE_CHECKING:
     from ..families.base import ExponentialFamily
@@ -26,8 +28,8 @@ def legendre(q: ExponentialFamily, expectation: PyTree) -> PyTree:
 
     epsilon = jnp.finfo(target.dtype).eps
 
-    def solve(residual: Callable, x: Array) -> Array:
-        def body(carry: tuple) -> tuple:
+    def solve(residual: Callable[..., Any], x: Array) -> Array:
+        def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
             x, length, count, _ = carry
             slope = residual(x)
             newton = jnp.linalg.solve(where._fisher(x), slope[..., None])[..., 0]
@@ -42,14 +44,14 @@ def legendre(q: ExponentialFamily, expectation: PyTree) -> PyTree:
             length = jnp.where(accepted, jnp.minimum(2 * length, 1.0), length / 2)
             return x, length, count + 1, gap
 
-        def unfinished(carry: tuple) -> Array:
+        def unfinished(carry: tuple[Any, ...]) -> Array:
             # Newton's convergence is quadratic: a gap of ε leaves an error far below ε.
             return (carry[2] < 200) & ~(carry[3] <= epsilon)
 
         length = jnp.ones(x.shape[:-1], x.dtype)
         return jax.lax.while_loop(unfinished, body, (x, length, 0, jnp.asarray(jnp.inf, x.dtype)))[0]
 
-    def tangent_solve(linear: Callable, y: Array) -> Array:
+    def tangent_solve(linear: Callable[..., Any], y: Array) -> Array:
         # `linear` is F·: applied to the basis it gives F itself, for every batch element at once.
         basis = jnp.eye(y.shape[-1], dtype=y.dtype)
         columns = jax.vmap(lambda e: linear(jnp.broadcast_to(e, y.shape)))(basis)

@@ -6,6 +6,8 @@ LAPACK for each matrix would cost more than the few operations it makes.
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -116,7 +118,9 @@ def posterior(
 
 
 @posterior.defjvp
-def _posterior_jvp(primals: tuple[Array, Array], tangents: tuple[Array, Array]) -> tuple[tuple, tuple]:
+def _posterior_jvp(
+    primals: tuple[Array, Array], tangents: tuple[Array, Array]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """dK = (I − KJ)dP(I − JK) − K dJ K,  d log|I + PJ| = tr (J − JKJ)dP + tr K dJ."""
     (_, J), (dP, dJ) = primals, tangents
     K, log_det = posterior(*primals)

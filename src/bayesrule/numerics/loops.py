@@ -11,7 +11,9 @@ from typing import Any
 
 import jax
 from jax.core import eval_jaxpr
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
+
+from .pytree import PyTree
 
 
 def hoist(function: Callable[..., PyTree], *examples: PyTree) -> tuple[Callable[..., PyTree], list[Any]]:
@@ -67,7 +69,7 @@ def bounded_while(
         return jax.lax.while_loop(within, lambda carry: (body(carry[0], *arrays), carry[1] + 1), (start, 0))[0]
 
     @loop.defjvp
-    def derivative(primals: tuple, tangents: tuple) -> tuple[PyTree, PyTree]:
+    def derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[PyTree, PyTree]:
         def scanned(start: PyTree, more: list[Any], arrays: list[Any]) -> PyTree:
             turn = lambda carry: jax.lax.cond(unfinished(carry, *more), lambda c: body(c, *arrays), lambda c: c, carry)
             return jax.lax.scan(lambda carry, _: (turn(carry), None), start, None, length=limit)[0]

@@ -84,7 +84,9 @@ def pad(array: Any, rows: int, columns: int | None = None, *, fill: float = 0.0)
     return padded
 
 
-def map_chunks(function: Callable[[np.ndarray], tuple], array: np.ndarray, rows: int) -> tuple[np.ndarray, ...]:
+def map_chunks(
+    function: Callable[[np.ndarray], tuple[Any, ...]], array: np.ndarray, rows: int
+) -> tuple[np.ndarray, ...]:
     """Apply `function` to at most `rows` rows at a time and concatenate each of the arrays it returns.
 
     >>> [x.tolist() for x in map_chunks(lambda part: (part + 1, -part), np.arange(3), 2)]

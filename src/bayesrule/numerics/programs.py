@@ -91,14 +91,14 @@ class Compiled(Generic[P, T]):
             return self._nested(*args, **kwargs)
         return self._program(args, kwargs)(*args, **kwargs)
 
-    def _key(self, args: tuple, kwargs: dict[str, Any]) -> tuple[Hashable, list[Any]]:
+    def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, list[Any]]:
         """What a program is kept by, and the arrays among its arguments."""
         arguments = dict(zip(self._names, args, strict=False)) | kwargs
         static = tuple((name, arguments.pop(name)) for name in self.static if name in arguments)
         leaves, structure = jax.tree.flatten(arguments)
         return (self, len(args), static, structure, tuple(map(_kind_of, leaves))), leaves
 
-    def _program(self, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _program(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The jitted function for the signature of these arguments, which is now the one that was used last."""
         key, leaves = self._key(args, kwargs)
         with _lock:

@@ -30,7 +30,9 @@ import numpy as np
 from jax import Array, lax
 from jax.scipy.special import ndtri
 from jax.typing import ArrayLike
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray
+
+from .pytree import PyTree
 
 Key = PRNGKeyArray
 """One JAX random key, as made by `jax.random.key`; functions that need no randomness take `Key | None`."""

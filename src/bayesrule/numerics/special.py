@@ -184,7 +184,7 @@ def _choose(
         return branch(any_wide, mean, deviation, arrays)[0]
 
     @partial(value.defjvp, symbolic_zeros=True)
-    def derivative(primals: tuple, tangents: tuple) -> tuple[Array, Array]:
+    def derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Array, Array]:
         any_wide, mean, deviation, arrays = primals
         found, *slopes = branch(*primals)
         change = jnp.zeros_like(found)

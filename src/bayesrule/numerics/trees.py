@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
+
+from .pytree import PyTree
 
 
 def ravel(tree: PyTree, lead: int = 0) -> Float[Array, "... P"]:

@@ -13,9 +13,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from equinox import AbstractVar
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, Int
 
 from ..families.base import ExponentialFamily, Family, Served
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from .batches import count_weight
 from .regularizers import Regularizer

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from ..numerics.frozen import Frozen, as_frozen, join
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from .base import AbstractLoss, not_separable
 from .batches import Weighted, cast_inputs, check_size, count_examples, count_rows, sum_scaled, unpack, widen

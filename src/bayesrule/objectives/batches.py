@@ -8,9 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..families.gaussian.precision import SharedFeatures
+from ..numerics.pytree import PyTree
 from ..numerics.trees import ravel, wide
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, NoReturn
 
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, Int
 
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from .base import AbstractLoss, not_separable
 from .regularizers import Regularizer, as_regularizer

@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from ..families.gaussian.precision import SharedFeatures
 from ..numerics.frozen import Frozen, as_frozen, join
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from .base import AbstractLoss, AbstractObjective
 from .batched import Batched

@@ -6,8 +6,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import equinox as eqx
-from jaxtyping import Array, Bool, Int, PyTree
+from jaxtyping import Array, Bool, Int
 
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from .base import AbstractLoss, not_separable
 from .batches import as_scalar

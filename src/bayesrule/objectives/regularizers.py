@@ -15,12 +15,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..families.base import ExponentialFamily, Family
 from ..families.gaussian.base import GaussianFamily
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.product import Product
+from ..numerics.pytree import PyTree
 from ..numerics.trees import ravel, unravel, wide
 
 

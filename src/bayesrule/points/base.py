@@ -8,10 +8,11 @@ from typing import ClassVar, Generic, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..families.base import Family, HasMean, Served
 from ..families.gaussian.precision import SharedFeatures
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import ravel
 from ..steps.needs import Need

@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..families.base import Family
 from ..families.latent.spike_slab import SpikeSlab
 from ..numerics.checks import positive_int
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..steps.schedule import Number, number
 from .base import Points, PointSet

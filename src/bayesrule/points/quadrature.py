@@ -9,13 +9,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..families.base import ExponentialFamily
 from ..families.gaussian.base import GaussianFamily
 from ..families.latent.base import ConditionalFamily
 from ..numerics.checks import positive_int, positive_number
 from ..numerics.linalg import safe_sqrt
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import ravel, unravel
 from ..steps.needs import Need

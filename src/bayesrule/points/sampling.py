@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..families.base import Family
 from ..families.gaussian.base import GaussianFamily
 from ..numerics.checks import positive_int
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key, normals, shifted_normals
 from ..steps.needs import Need
 from .base import Points, PointSet

@@ -65,7 +65,7 @@ def _compare_with_optax(
     x, y = _regression_data()
     batches, start = (x[_batch_indices()], y[_batch_indices()]), jax.tree.map(jnp.asarray, _initial_weights())
 
-    def body(carry: tuple, step_data: tuple) -> tuple:
+    def body(carry: tuple[Any, ...], step_data: tuple[Any, ...]) -> tuple[Any, ...]:
         (params, optax_state), (batch, step_input) = carry, step_data
         mean_loss = lambda p: jnp.mean(jax.vmap(lambda e: _network_loss(p, e))(batch))
         gradient = map_gradient(jax.grad(mean_loss)(evaluate_at(params, step_input)), step_input)
@@ -137,7 +137,7 @@ def _classification_data() -> tuple[np.ndarray, np.ndarray]:
     return x, np.sign(x @ [1.5, -1.0, 0.3] + 0.3)
 
 
-def _logistic_loss(w: jax.Array, example: tuple) -> jax.Array:
+def _logistic_loss(w: jax.Array, example: tuple[Any, ...]) -> jax.Array:
     x, y = example
     return jnp.logaddexp(0.0, -y * (x @ w))
 

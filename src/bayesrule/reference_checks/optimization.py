@@ -33,7 +33,7 @@ def gradient_descent(rule: Rule) -> float:
     start = jnp.array([-0.4, 0.3, 0.5])
     transformation = optax.sgd(0.1)
 
-    def body(carry: tuple, _: None) -> tuple:
+    def body(carry: tuple[Any, ...], _: None) -> tuple[Any, ...]:
         updates, optax_state = transformation.update(jax.grad(loss)(carry[0]), carry[1])
         x = optax.apply_updates(carry[0], updates)
         return (x, optax_state), x
@@ -116,7 +116,7 @@ def multimodal(rule: Rule) -> float:
         Mixture(np.ones(3), Gaussian(jnp.asarray(starts), jnp.asarray(initial_precisions)), learnt=False), himmelblau
     )
 
-    def body(state: State, _: None) -> tuple:
+    def body(state: State, _: None) -> tuple[Any, ...]:
         state = rule.step(himmelblau, state)[0]
         return state, (state.q.components.mean, state.q.components.precision)
 

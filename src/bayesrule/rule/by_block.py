@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..curvature.measurement import Measurement
 from ..factor_graph.data import Ragged, Rows
@@ -21,6 +21,7 @@ from ..factor_graph.model import Model
 from ..families.point_mass import Peak
 from ..families.product import Product
 from ..numerics.loops import bounded_while
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..steps.schedule import at
 from ..steps.steps import Steps
@@ -234,7 +235,7 @@ def _repeat_until_converged(
 ) -> Product:
     """Repeat a step at most `max_repetitions` times, until λ changes by no more than `tolerance`."""
 
-    def body(carry: tuple) -> tuple:
+    def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
         new = step_once(carry[0])
         return new, jax.lax.stop_gradient(_change(new, carry[0]))
 

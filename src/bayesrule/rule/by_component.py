@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..families.base import Family
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..objectives.base import AbstractObjective
 from ..steps.schedule import at
@@ -51,7 +52,7 @@ def step_components(
     q = state.q
 
     def one(
-        component: Family, key: Key | None, correction: Any, age: Array, accumulators: tuple, measured: Any
+        component: Family, key: Key | None, correction: Any, age: Array, accumulators: tuple[Any, ...], measured: Any
     ) -> StepResult:
         average, scale, averaged, unit = accumulators
         alone = State(component, age, None, average, state.aux, scale, averaged=averaged, unit=unit)

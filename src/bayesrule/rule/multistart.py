@@ -14,13 +14,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from ..curvature.average import add_terms
 from ..curvature.measurement import Measurement
 from ..families.base import Family
 from ..families.start import Start
 from ..numerics.checks import positive_int
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import ravel, unravel
 from ..objectives.base import AbstractObjective
@@ -241,7 +242,7 @@ class Search(eqx.Module):
         reach = jnp.minimum(self.radius, 0.1 * length) + self.tolerance
         masses, collapsed = self._merged(place, landing, convex, reach, record)
 
-        def insert(carry: tuple, one: tuple) -> tuple:
+        def insert(carry: tuple[Any, ...], one: tuple[Any, ...]) -> tuple[Any, ...]:
             position, values, hits = carry
             landing, value, convex, done, mass, reach = one
             same = (jnp.max(jnp.abs((position - record.low) / span - landing), axis=1) < reach) & (hits > 0)

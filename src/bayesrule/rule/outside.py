@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..curvature.average import average_given
 from ..curvature.measurement import Measurement
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import wide
 from ..objectives.external import External

@@ -46,7 +46,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..curvature.base import Curvature
 from ..curvature.measurement import Measurement
@@ -55,6 +55,7 @@ from ..factor_graph.model import Model
 from ..families.base import Family
 from ..families.gaussian.base import GaussianFamily
 from ..families.start import Start, as_start
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import cast_like
 from ..objectives.base import AbstractObjective

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any, Generic
 
 import equinox as eqx
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from ..families.base import Q
+from ..numerics.pytree import PyTree
 
 
 class State(eqx.Module, Generic[Q]):

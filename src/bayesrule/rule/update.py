@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..curvature.average import add_terms, measure_latent_correction
 from ..curvature.base import split_key
@@ -27,6 +27,7 @@ from ..families.base import Family, Q
 from ..families.gaussian.base import GaussianFamily
 from ..numerics.factors import shared_factors
 from ..numerics.loops import computed_after
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import all_finite, coarsest_eps, zeros_like
 from ..objectives.base import AbstractObjective

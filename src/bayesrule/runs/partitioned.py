@@ -115,7 +115,7 @@ def fit_partitions(
     prepared.estimator.fit(join(x), join(y))
 
 
-def encode_partition(frame: Any, how: tuple, left_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def encode_partition(frame: Any, how: tuple[Any, ...], left_out: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The inputs and the targets of a partition's rows that have a target and are not left out.
 
     A missing input is replaced by its expectation given the row's others.

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, Int
 
+from ..numerics.pytree import PyTree
 from .needs import Need
 
 if TYPE_CHECKING:

@@ -8,8 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from equinox import AbstractVar
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
+from ..numerics.pytree import PyTree
 from .schedule import Number, at, format_number, number
 
 

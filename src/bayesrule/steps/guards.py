@@ -315,7 +315,7 @@ class Backtracking(Guard):
                 shapes = jax.eval_shape(measure, candidate, *consts)
                 return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
 
-            def body(carry: tuple) -> tuple:
+            def body(carry: tuple[Any, ...]) -> tuple[Any, ...]:
                 _, fraction, count, _, acted, evaluations, _ = carry
                 fraction = fraction / 2
                 candidate = _proposal_or(q.moved(step.shortened(fraction)), step, count < 0)
@@ -326,7 +326,7 @@ class Backtracking(Guard):
                     good, evaluations = inside & (loss <= limit - required * fraction), evaluations + inside
                 return candidate, fraction, count + 1, good, acted | ((count == 0) & ~inside), evaluations, measured
 
-            def unfinished(carry: tuple) -> Array:
+            def unfinished(carry: tuple[Any, ...]) -> Array:
                 return (carry[2] <= self.halvings) & ~carry[3]
 
             required = required_gain(step)
@@ -344,7 +344,7 @@ class Backtracking(Guard):
             return GuardedStep(new, jnp.where(good, fraction, 0.0), acted, good, measured, evaluations, proposed)
 
         @search.defjvp
-        def derivative(primals: tuple, tangents: tuple) -> tuple[GuardedStep, GuardedStep]:
+        def derivative(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[GuardedStep, GuardedStep]:
             guarded = search(*primals)
 
             def accepted(q: Family, step: Step, limit: Any, consts: list[Any]) -> GuardedStep:

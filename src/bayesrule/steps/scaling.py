@@ -9,8 +9,9 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
+from ..numerics.pytree import PyTree
 from .schedule import Number, at, equals, format_number, number
 
 ADAM_LENGTH = 80.0

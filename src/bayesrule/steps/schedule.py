@@ -14,9 +14,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..numerics.frozen import path_of
+from ..numerics.pytree import PyTree
 
 Scalar = float | Array
 """A number of a step: a Python number, or an array without axes."""

@@ -7,8 +7,8 @@ from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
-from jaxtyping import PyTree
 
+from ..numerics.pytree import PyTree
 from .acceleration import Proposal
 from .scaling import Divisor
 from .schedule import Scalar

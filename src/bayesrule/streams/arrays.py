@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
+from ..numerics.pytree import PyTree
 from ..objectives.batches import Weighted, count_examples
 from .base import Part, SeekableStream, default_buffer
 from .to_numpy import as_numpy

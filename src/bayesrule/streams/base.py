@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
 from ..numerics.checks import positive_int
+from ..numerics.pytree import PyTree
 from .prefetch import Prefetched
 
 BUFFER_BYTES = 2**26

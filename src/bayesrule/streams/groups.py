@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
+from ..numerics.pytree import PyTree
 from .base import Seed, Stream, Window
 from .prefetch import Prefetched
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
 from ..numerics.checks import positive_int
+from ..numerics.pytree import PyTree
 from ..objectives.batches import Weighted, count_examples
 from .base import Part, Seed, Stream, Window, default_buffer, generator, joined, rows_of, wrong_count
 from .saved_state import pack, unpack

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
+from ..numerics.pytree import PyTree
 from ..objectives.batches import Weighted
 from .base import Part, SeekableStream, default_buffer
 

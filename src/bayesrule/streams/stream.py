@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import PyTree
 
+from ..numerics.pytree import PyTree
 from ..objectives.batches import Weighted
 from .arrays import ArrayStream, map_npy, map_npz
 from .base import Stream

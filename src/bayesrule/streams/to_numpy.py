@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+
+from ..numerics.pytree import PyTree
 
 
 def as_numpy(array: Any) -> np.ndarray:

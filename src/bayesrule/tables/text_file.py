@@ -12,7 +12,7 @@ import io
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice, pairwise
@@ -65,7 +65,7 @@ class TextFile:
 
 
 @contextmanager
-def _long_cells() -> Iterator[None]:
+def _long_cells() -> Generator[None]:
     """Let Python's reader of CSV files, which refuses them, read long cells."""
     previous = csv.field_size_limit(_LONGEST_CELL)
     try:

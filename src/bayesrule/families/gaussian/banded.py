@@ -8,10 +8,11 @@ from typing import Any, ClassVar, Self
 import jax
 import jax.numpy as jnp
 from jax.scipy.linalg import cho_solve, solve_triangular
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
 from ...numerics.linalg import matmul, matvec
 from ...numerics.programs import compiled
+from ...numerics.pytree import PyTree
 from ...numerics.random import Key
 from ...numerics.trees import floating
 from ..base import ExponentialFamily
@@ -146,7 +147,7 @@ class BandedGaussian(ExponentialFamily):
         noise = jax.random.normal(key, (factors.shape[0], *shape, *factors.shape[1:-1]), factors.dtype)
         crossed = jnp.concatenate([jnp.zeros_like(self.diagonal[..., :1, :, :]), self.crossed], axis=-3)
 
-        def step(before: Array, x: tuple) -> tuple[Array, Array]:
+        def step(before: Array, x: tuple[Any, ...]) -> tuple[Array, Array]:
             factor, push, C, noise = x
             factor = jnp.broadcast_to(factor, (*shape, *factor.shape))
             half = solve_triangular(factor, (push - matvec(C, before))[..., None], lower=True)
@@ -207,7 +208,7 @@ def _eliminated(natural: Natural) -> tuple[Array, Array, Array]:
     ahead = lambda x: jnp.moveaxis(x, -3, 0)
     last = jnp.linalg.cholesky(-2 * second[..., -1, :, :]), first[..., -1, :]
 
-    def step(carry: tuple[Array, Array], x: tuple[Array, Array, Array]) -> tuple:
+    def step(carry: tuple[Array, Array], x: tuple[Array, Array, Array]) -> tuple[Any, ...]:
         (factor, push), (h, J, C) = carry, x
         half = solve_triangular(factor, C, lower=True)
         mid = solve_triangular(factor, push[..., None], lower=True)
@@ -231,7 +232,7 @@ def _moments(natural: Natural) -> tuple[tuple[Array, Array, Array], Array]:
     gains = matmul(conditional_covs[1:], jnp.moveaxis(natural[2], -3, 0))
     start = means[0], conditional_covs[0]
 
-    def step(carry: tuple[Array, Array], x: tuple[Array, Array, Array]) -> tuple:
+    def step(carry: tuple[Array, Array], x: tuple[Array, Array, Array]) -> tuple[Any, ...]:
         (mean, cov), (own, conditional_cov, gain) = carry, x
         crossed = matmul(gain, cov)
         after = own + matvec(gain, mean), conditional_cov + matmul(crossed, gain.mT)

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
+from ...numerics.pytree import PyTree
 from ...numerics.random import Key, normal
 from ...numerics.trees import wide
 from ...steps.step import Step

@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
+from ...numerics.pytree import PyTree
 from ...numerics.trees import floating, ravel
 from ...steps.step import Step
 from ..base import ExponentialFamily

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
+from ...numerics.pytree import PyTree
 from ...numerics.random import Key, normals
 from ...numerics.trees import all_finite, floating, ravel, same_shape, unravel
 from ...steps.step import Step

@@ -7,8 +7,9 @@ from typing import Any, ClassVar, Self
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
+from ...numerics.pytree import PyTree
 from ...numerics.random import Key
 from ...numerics.trees import floating, same_shape, wide
 from ...steps.step import Step

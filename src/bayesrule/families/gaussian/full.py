@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import jax.scipy.linalg as linalg
 import numpy as np
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
 from ...numerics.factors import cholesky, inverse, recall
+from ...numerics.pytree import PyTree
 from ...numerics.trees import floating, ravel, unravel
 from ...steps.step import Step
 from ..base import ExponentialFamily

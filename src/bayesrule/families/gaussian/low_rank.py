@@ -9,9 +9,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy.linalg as linalg
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
 from ...numerics.linalg import root_rows
+from ...numerics.pytree import PyTree
 from ...numerics.trees import floating, ravel, unravel
 from ...steps.step import Step
 from .base import GaussianFamily

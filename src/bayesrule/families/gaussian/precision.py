@@ -15,9 +15,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ...numerics.linalg import root_rows
+from ...numerics.pytree import PyTree
 from ...numerics.trees import average_leaves, ravel, slope_diagonal, unravel
 
 

@@ -7,9 +7,10 @@ from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
 from ...numerics.coordinates import from_lower, to_vector
+from ...numerics.pytree import PyTree
 from ...numerics.random import Key
 from ...numerics.trees import floating
 from ...steps.step import Step

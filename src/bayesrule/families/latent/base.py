@@ -9,8 +9,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
+from ...numerics.pytree import PyTree
 from ...numerics.trees import ravel
 from ...steps.needs import Need
 from ..base import Family

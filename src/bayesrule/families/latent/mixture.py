@@ -10,8 +10,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
+from ...numerics.pytree import PyTree
 from ...numerics.random import Key
 from ...numerics.trees import average_leaves
 from ...steps.needs import Need

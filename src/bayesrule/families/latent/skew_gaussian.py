@@ -13,8 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.scipy.special import log_ndtr
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
+from ...numerics.pytree import PyTree
 from ...numerics.random import Key
 from ...numerics.trees import ravel, same_shape, unravel
 from ...steps.needs import Need

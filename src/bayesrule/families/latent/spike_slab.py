@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax.core import Tracer
 from jax.scipy.special import xlogy
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
+from ...numerics.pytree import PyTree
 from ...numerics.random import Key
 from ...numerics.trees import ravel, unravel
 from ...steps.needs import Need

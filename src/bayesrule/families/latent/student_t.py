@@ -9,8 +9,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
+from ...numerics.pytree import PyTree
 from ...numerics.random import Key
 from ...numerics.trees import unravel
 from ...steps.step import Step

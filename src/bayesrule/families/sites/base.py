@@ -14,10 +14,11 @@ from typing import Any, ClassVar, NamedTuple, Self
 import jax
 import jax.numpy as jnp
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, PyTree
+from jaxtyping import Array, Bool, Float
 
 from ...numerics.checks import bare
 from ...numerics.coordinates import from_lower, to_vector
+from ...numerics.pytree import PyTree
 from ..base import ExponentialFamily
 
 Outputs = Float[Array, " N"] | Float[Array, "N m"]

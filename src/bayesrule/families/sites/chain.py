@@ -177,7 +177,7 @@ def _sample(system: StateSpace, filtered: FilteredStates, key: Key, shape: tuple
     gain = gain.at[-1].set(0.0)
     noise = jax.random.normal(key, (*shape, *mean.shape), mean.dtype)
 
-    def step(after: Array, x: tuple) -> tuple[Array, Array]:
+    def step(after: Array, x: tuple[Any, ...]) -> tuple[Array, Array]:
         mean, predicted_mean, gain, root, noise = x
         state = mean + (after - predicted_mean) @ gain.T + noise @ root.T
         return state, state

@@ -213,7 +213,9 @@ def _update(carry: Element, x: tuple[Array, Array, Array, Array]) -> tuple[Eleme
     return updated, Innovation(output_mean, output_variance, residual, weight, gain, loading)
 
 
-def _scan_over_outputs(once: Callable, carry: Any, xs: tuple, reverse: bool = False) -> tuple[Any, Any]:
+def _scan_over_outputs(
+    once: Callable[..., Any], carry: Any, xs: tuple[Any, ...], reverse: bool = False
+) -> tuple[Any, Any]:
     """Scan over the outputs of one step; the loop is unrolled if there are at most four."""
     count = jax.tree.leaves(xs)[0].shape[0]
     if count > 4:
@@ -359,7 +361,7 @@ def _filter_start(mean: Array, cov: Array, innovations: Innovation) -> tuple[Arr
         to each output's prediction.
     """
 
-    def once(carry: RootMoments, x: tuple) -> tuple[RootMoments, tuple[Array, Array]]:
+    def once(carry: RootMoments, x: tuple[Any, ...]) -> tuple[RootMoments, tuple[Array, Array]]:
         (mean, S), (residual, weight, loading) = carry, x
         phi = matvec(S.mT, loading)
         output_mean, output_variance = jnp.sum(loading * mean), jnp.sum(phi * phi)
@@ -376,7 +378,7 @@ def _filter_start(mean: Array, cov: Array, innovations: Innovation) -> tuple[Arr
 def _filter_start_by_covariance(mean: Array, cov: Array, innovations: Innovation) -> tuple[Array, Array, Array, Array]:
     """`_filter_start` with the covariance itself, which is differentiable where it is singular; its root is not."""
 
-    def once(carry: Moments, x: tuple) -> tuple[Moments, tuple[Array, Array]]:
+    def once(carry: Moments, x: tuple[Any, ...]) -> tuple[Moments, tuple[Array, Array]]:
         (mean, cov), (residual, weight, loading) = carry, x
         gain = matvec(cov, loading)
         output_mean, output_variance = jnp.sum(loading * mean), jnp.sum(loading * gain)
@@ -388,11 +390,11 @@ def _filter_start_by_covariance(mean: Array, cov: Array, innovations: Innovation
 
 
 def _scan_over_steps(
-    once: Callable, start: Moments | RootMoments, innovations: Innovation
+    once: Callable[..., Any], start: Moments | RootMoments, innovations: Innovation
 ) -> tuple[Array, Array, Array, Array]:
     """Scan over all outputs of all steps; return the carry after each step and what `once` gave for its outputs."""
 
-    def step(carry: tuple[Array, Array], x: Innovation) -> tuple[tuple[Array, Array], tuple]:
+    def step(carry: tuple[Array, Array], x: Innovation) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
         carry, outputs = _scan_over_outputs(once, carry, (x.scaled_residual, x.weight, x.loading))
         return carry, (*carry, *outputs)
 
@@ -400,7 +402,7 @@ def _scan_over_steps(
 
 
 @_filter_start.defjvp
-def _filter_start_jvp(primals: tuple, tangents: tuple) -> tuple:
+def _filter_start_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     return _filter_start(*primals), jax.jvp(_filter_start_by_covariance, primals, tangents)[1]
 
 
@@ -448,7 +450,7 @@ def smooth_states(system: StateSpace, chain: FilteredSegments, count: int, with_
 
 def _smooth_segment(
     system: StateSpace, xs: Steps, elements: Element, innovations: Innovation, end: Information, with_pairs: bool
-) -> tuple:
+) -> tuple[Any, ...]:
     """Run one segment backwards.
 
     Returns:
@@ -457,7 +459,7 @@ def _smooth_segment(
     """
     eye = jnp.eye(system.size, dtype=system.mean.dtype)
 
-    def once(carry: Information, x: tuple) -> tuple[Information, None]:
+    def once(carry: Information, x: tuple[Any, ...]) -> tuple[Information, None]:
         (r, N), (h, residual, weight, gain) = carry, x
         # r ← hu + (I − w h gᵀ)r,  N ← w hhᵀ + (I − w h gᵀ)N(I − w g hᵀ)
         N_gain = matvec(N, gain)
@@ -466,7 +468,7 @@ def _smooth_segment(
         cross = weight * outer(h, N_gain)
         return (r, N - cross - cross.mT + factor * outer(h, h)), None
 
-    def step(carry: Information, x: tuple) -> tuple[Information, tuple]:
+    def step(carry: Information, x: tuple[Any, ...]) -> tuple[Information, tuple[Any, ...]]:
         (r, N), (xs, element, innovation) = carry, x
         F = _matrix_at(system, xs, "transition")
         r_before, N_before = matvec(F.mT, r), matmul(F.mT, matmul(N, F))

@@ -183,7 +183,7 @@ def _condition(prior: Array, mean: Array, first: Vector, curve: Vector) -> tuple
         log_det, mean, gain = condition_block(1, begin, index[begin:end] >= begin, rows, log_det, mean)
         gains = jnp.concatenate([gains, gain])
 
-    def condition_on_negative(block: Array, carry: tuple) -> tuple:
+    def condition_on_negative(block: Array, carry: tuple[Any, ...]) -> tuple[Any, ...]:
         log_det, mean, gains = carry
         # All blocks have one width, so the last one overlaps the one before it: those outputs are done already.
         begin = jnp.minimum(block * width, size - width)
@@ -198,7 +198,7 @@ def _condition(prior: Array, mean: Array, first: Vector, curve: Vector) -> tuple
 
 
 @_solve.defjvp
-def _solve_jvp(primals: tuple, tangents: tuple) -> tuple:
+def _solve_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     """dm = P(dm₀ + dKα) + V(dν − dκ m), dV = P dK Pᵀ − V dκ V, with α = ν − κm and P = I − Vκ."""
     prior, _, first, curve = primals
     dprior, dcenter, dfirst, dcurve = tangents
@@ -222,7 +222,7 @@ def _covariance(prior: Matrix, curve: Vector, gains: Matrix) -> Matrix:
 
 
 @_covariance.defjvp
-def _covariance_jvp(primals: tuple, tangents: tuple) -> tuple:
+def _covariance_jvp(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> tuple[Any, ...]:
     """dV = P dK Pᵀ − V dκ V with P = I − Vκ; the gains are no independent argument."""
     covariance = _covariance(*primals)
     projection = jnp.eye(len(covariance), dtype=covariance.dtype) - covariance * primals[1]
