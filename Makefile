@@ -38,6 +38,7 @@ lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/python tests/public_types.py
 
 format: $(VENV)/dev.stamp
 	$(BIN)/ruff check --fix-only

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
-from pymc_extras.inference.dadvi import dadvi  # pyright: ignore[reportMissingImports]
+from pymc_extras.inference.dadvi import dadvi  # pyright: ignore[reportMissingImports]  # It has its own environment.
 
 
 def regression(X: Any, y: Any, *, beta: Any = None, sigma: Any = None) -> None:

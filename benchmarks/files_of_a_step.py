@@ -132,7 +132,7 @@ def main() -> int:
             print(f"  {place:>2}  {file:<36}{'' if floor is None else f'floor {floor}':<9}{short}".rstrip())
         for caller, file, function in sorted(followed.calls):
             floors = _floor(caller), _floor(file)
-            if None in floors or floors[1] <= floors[0]:  # pyright: ignore[reportOperatorIssue]
+            if None in floors or floors[1] <= floors[0]:  # pyright: ignore[reportOperatorIssue]  # None is first.
                 continue
             handed = "<locals>" in function or "<lambda>" in function
             method = "." in function.replace("<locals>.", "") and not handed

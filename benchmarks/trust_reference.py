@@ -188,7 +188,7 @@ class Softmax(Likelihood):
             f = mean - mean[:, -1:] + np.einsum("nkl,sl->snk", root, grid[first : first + 500])
             for number, part in enumerate(self.at(f)):
                 parts[number] = parts[number] + np.tensordot(weight[first : first + 500], part, axes=1)
-        return tuple(parts)  # pyright: ignore
+        return tuple(parts)  # pyright: ignore[reportReturnType]  # There are three.
 
 
 def _over_sinh(function: Any, center: Array, scale: float, m: Array, s: Array) -> tuple[Array, Array, Array]:

@@ -5,6 +5,7 @@ A top folder is a folder or module directly under `bayesrule`. Imports made only
 """
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -155,3 +156,28 @@ def test_a_file_is_one_idea(path):
     assert path.stem not in {"utils", "util", "helpers", "misc", "common"}, "name the file after its idea"
     text = path.read_text(encoding="utf-8")
     assert ast.get_docstring(ast.parse(text)), "a file says its idea in its first line"
+
+
+def silenced_checks():
+    """Every comment that silences a check (of pyright, mypy or ruff), as its place, itself, and what is beside it."""
+    root = SOURCE.parent.parent
+    silencer = re.compile(r"#\s*(type:\s*ignore|pyright:\s*\w+|noqa)(\[[^\]]*\]|:\s*[A-Z]+\d+(,\s*[A-Z]+\d+)*)?(.*)$")
+    for folder in ("src", "tests", "benchmarks", "examples"):
+        for path in sorted((root / folder).rglob("*.py*")):
+            if path.suffix not in (".py", ".pyi"):
+                continue
+            lines = path.read_text(encoding="utf-8").splitlines()
+            for number, line in enumerate(lines, 1):
+                found = silencer.search(line) if "#" in line and "re.compile" not in line else None
+                if found:
+                    above = lines[number - 2].strip()
+                    comment = found[4].strip(" #()-") or (above.lstrip("# ") if above.startswith("#") else "")
+                    yield f"{path.relative_to(root)}:{number}", found, comment
+
+
+def test_a_silenced_check_says_which_and_why():
+    """A reason is beside it, or in a comment above."""
+    checks = list(silenced_checks())
+    assert len(checks) > 20, "the pattern finds nothing"
+    assert [place for place, found, _ in checks if not found[2]] == [], "name the rule that is silenced"
+    assert [place for place, _, reason in checks if not reason] == [], "say why it is silenced"

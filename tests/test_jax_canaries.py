@@ -80,7 +80,7 @@ def test_the_key_of_a_cached_program_names_the_instructions_of_the_processor():
     Part of the key is the description of the devices, with the features for which XLA compiles.
     """
     from jax._src import cache_key
-    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]
+    from jax._src.lib import xla_client  # pyright: ignore[reportPrivateImportUsage]  # There is no public way.
 
     described = xla_client.get_topology_for_devices(jax.devices("cpu")).serialize()
     parts = []

@@ -129,7 +129,7 @@ def parsed(path):
 
 
 def definition(module, name):
-    """Where a module's name is defined, a class, a function or an assignment, read off the source.
+    """Where a module's name is defined: the module, and the class, function or assignment in its source.
 
     Nothing is imported, because PyTorch and others take more memory than the workers of the suite have to spare.
     """
@@ -142,7 +142,7 @@ def definition(module, name):
                     return definition(home, alias.name)
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         if name in (getattr(node, "name", None), *(getattr(target, "id", None) for target in targets)):
-            return node
+            return module, node
     raise AssertionError(f"{module} does not define {name}")
 
 
@@ -150,15 +150,29 @@ def listed(module):
     """What a module lists in `__all__`."""
     if module == "estimators":  # Its list is computed.
         return sorted(import_module("bayesrule.estimators").EXPORTS)
-    return ast.literal_eval(definition(module, "__all__").value)
+    return ast.literal_eval(definition(module, "__all__")[1].value)
+
+
+def definition_of(public_name):
+    """`definition` of a name as users import it: "fit", "models.kernels.RBF"."""
+    module, _, name = public_name.rpartition(".")
+    if module == "estimators":
+        module = f"estimators.{import_module('bayesrule.estimators').EXPORTS[name]}"
+    return definition(module or HOME[name], name)
+
+
+def all_public_names():
+    return {*HOME, *(f"{module}.{name}" for module in PUBLIC_MODULES for name in listed(module))}
+
+
+def public_definitions():
+    """The full names of what is public, where it is defined."""
+    return sorted({f"{definition_of(name)[0]}.{name.rpartition('.')[2]}" for name in all_public_names()})
 
 
 def has_example(name):
     """Whether the docstring of a public name, or of a class's constructor, has a doctest."""
-    module, _, last = name.rpartition(".")
-    if module == "estimators":
-        module = f"estimators.{import_module('bayesrule.estimators').EXPORTS[last]}"
-    node = definition(module or HOME[last], last)
+    node = definition_of(name)[1]
     if not isinstance(node, ast.ClassDef | ast.FunctionDef):
         return False
     inner = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]
@@ -167,7 +181,7 @@ def has_example(name):
 
 @pytest.fixture(scope="module")
 def public_names():
-    return {*HOME, *(f"{module}.{name}" for module in PUBLIC_MODULES for name in listed(module))}
+    return all_public_names()
 
 
 def test_every_name_has_an_example(public_names):

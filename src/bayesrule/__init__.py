@@ -76,6 +76,7 @@ _MODULES = {
 _PUBLIC_MODULES = ("estimators", "factors", "families", "metrics", "models", "recipes")
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
+# A type checker reads the stub, which has them all.
 __all__ = sorted(_HOME)  # pyright: ignore[reportUnsupportedDunderAll]
 
 

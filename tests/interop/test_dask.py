@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 
 import dask
 import dask.array as da
@@ -21,7 +22,7 @@ from bayesrule.interop.dask import DaskParts, add
 from bayesrule.models import regression
 from bayesrule.objectives.batches import Weighted
 
-sys.path.insert(0, os.path.dirname(__file__))  # noqa: PTH120
+sys.path.insert(0, str(Path(__file__).parent))
 from dask_cluster import two_workers
 
 RANDOM = np.random.default_rng(3)

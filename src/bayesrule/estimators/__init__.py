@@ -21,6 +21,7 @@ _MODULES = {
 EXPORTS = {name: module for module, names in _MODULES.items() for name in names.split()}
 """The module of each public name."""
 
+# A type checker reads the stub, which has them all.
 __all__ = sorted(EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]
 
 

@@ -139,7 +139,7 @@ class ExportsNumpy:
         """
         from sklearn.utils.validation import check_is_fitted
 
-        check_is_fitted(self)  # pyright: ignore[reportArgumentType]  # An estimator.
+        check_is_fitted(self)
         check_kind(kind)
         return export_numpy(self, folder)
 

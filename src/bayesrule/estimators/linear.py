@@ -412,7 +412,7 @@ def _as_data(rows: TrainingRows, moments: Moments, features: int) -> Any:
 
 def _weighted_examples(part: Examples, features: int) -> Weighted:
     x, y, weights = part
-    return Weighted((pad(x, len(x), features), y), weights, weights.sum())  # pyright: ignore[reportArgumentType]
+    return Weighted((pad(x, len(x), features), y), weights, weights.sum())
 
 
 def _in_units(part: Examples, center: np.ndarray, scale: np.ndarray) -> Examples:
@@ -505,6 +505,8 @@ class LogisticRegression(Classifier, _LinearModel):
     model = "linear"
     tasks = ("binary", "classes")
     title = "Bayesian logistic regression"
+    coef_: np.ndarray
+    intercept_: np.ndarray
     explain = Explain("coefficients", influence="logistic")
 
     def __init__(

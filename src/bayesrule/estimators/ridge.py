@@ -218,7 +218,7 @@ class RidgeRegression(RegressorMixin, ExportsNumpy, Estimator):
         mean = pad(mean if basis is None else basis @ mean, padded_features)
         start = {**regression.zeros(padded_features, intercept=self.fit_intercept), "w": mean}
         objective = ridge.ridge(rows, self._prior({"w": np.asarray(hyper["w"], float)}))
-        data: Any = Weighted(examples, np.full(rows, noise_precision))  # pyright: ignore[reportArgumentType]
+        data: Any = Weighted(examples, np.full(rows, noise_precision))
         result = self._run(newton(), objective, start, data, steps=1)
         self.prior_precision_, self.noise_ = float(hyper["w"]) / scale**2, scale**2 / noise_precision
         q = regression.without_padding(result.q, features)
@@ -276,7 +276,7 @@ def _scaled_examples(part: Examples, units: dict[str, Any], precision: float, co
     """Rows ((c, x), y) around their means and in units of their scales, with their noise's precisions as weights."""
     x, y = (part.x - units["x_mean"]) / units["x_scale"], (part.y - units["y_mean"]) / units["y_scale"]
     inputs = np.column_stack([np.full(len(x), constant), x])
-    return Weighted((inputs, y), part.weights * precision, len(x))  # pyright: ignore[reportArgumentType]
+    return Weighted((inputs, y), part.weights * precision, len(x))
 
 
 def _positive_or_auto(name: str, value: Any) -> float | None:

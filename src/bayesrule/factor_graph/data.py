@@ -96,7 +96,7 @@ class Rows(eqx.Module):
 
     examples: dict[str, Any]
     index: Int[Array, " M"] | None = None
-    weights: Float[Array, " M"] | None = None
+    weights: Float[Array, " M"] | np.ndarray | None = None
     count: Any = None
     padding: int = eqx.field(static=True, default=0)
 

@@ -328,7 +328,7 @@ class Model(AbstractObjective[Product]):
 
     def row_scales(self, batch: Rows, rows: int) -> Float[Array, " M"]:
         """By what each row's terms are multiplied: its weight times N/M."""
-        weights = jnp.ones(rows) if batch.weights is None else batch.weights
+        weights: Any = jnp.ones(rows) if batch.weights is None else batch.weights
         count = rows - batch.padding if batch.count is None else batch.count
         return weights if self.size is None else weights * (self.size / count)
 

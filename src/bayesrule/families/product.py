@@ -93,7 +93,7 @@ class Product(ExponentialFamily):
     @property
     def mean(self) -> dict[str, PyTree]:
         """Every block's mean."""
-        return {name: block.mean for name, block in self.blocks.items()}  # type: ignore[attr-defined]  # if it has one
+        return {name: block.mean for name, block in self.blocks.items()}
 
     @property
     def structure(self) -> Structure:

@@ -99,6 +99,7 @@ def distance_to_fixed_point(rule: Rule, objective: AbstractObjective, state: Sta
         return float("nan")
     identity_minus = lambda x: x - np.asarray(push(jnp.asarray(x, zero.dtype))[1])
     shape: Any = (change.size, change.size)
+    # SciPy makes another class than this one, whose constructor takes these.
     operator: Any = LinearOperator(shape, matvec=identity_minus, dtype=change.dtype)  # pyright: ignore[reportCallIssue]
     restarts = int(np.clip(int(state.count) // _PRODUCTS, 1, _RESTARTS))
     rest = gmres_on_host(operator, change, x0=change, rtol=1e-3, restart=_PRODUCTS, maxiter=restarts)[0]

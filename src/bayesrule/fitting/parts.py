@@ -154,7 +154,7 @@ def pad_part(part: PyTree, rows: int) -> Weighted:
         examples = jax.tree.map(repeat, examples)
         weights = np.concatenate([weights, np.zeros(extra)])
     # NumPy arrays, which the call of a program transfers with all of its arguments.
-    return Weighted(examples, weights, np.asarray(count, float))  # pyright: ignore[reportArgumentType]
+    return Weighted(examples, weights, np.asarray(count, float))
 
 
 def on_device(data: PyTree) -> PyTree:

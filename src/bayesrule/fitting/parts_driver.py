@@ -247,7 +247,8 @@ class PartsDriver(Driver):
         return new, info, None, None
 
     def _shortened(self, fraction: float) -> Rule:
-        guard = Shortened(np.asarray(fraction, jnp.result_type(float)))  # pyright: ignore[reportArgumentType]
+        in_numpy: Any = np.asarray(fraction, jnp.result_type(float))
+        guard = Shortened(in_numpy)
         return _with_guard(self.rule, guard)
 
     @cached_property
@@ -255,7 +256,7 @@ class PartsDriver(Driver):
         """A row that stands for all of the data, for what a step asks of its batch besides the measurement."""
         examples = self.data.examples if isinstance(self.data, Weighted) else self.data
         first: Any = jax.tree.map(lambda x: np.asarray(x)[:1], examples)
-        return Weighted(first, np.ones(1), np.asarray(self.objective.size, float))  # pyright: ignore[reportArgumentType]
+        return Weighted(first, np.ones(1), np.asarray(self.objective.size, float))
 
     # The verdict.
 

@@ -40,7 +40,8 @@ def may_restart(rule: Rule, objective: AbstractObjective, q: Family) -> bool:
     full precision on an objective.
     """
     if isinstance(objective, Model):
-        return rule.guard.evaluates and bool(narrowable_blocks(objective, q))  # pyright: ignore[reportArgumentType]
+        blocks: Any = q  # The q of a model is a `Product`.
+        return rule.guard.evaluates and bool(narrowable_blocks(objective, blocks))
     return type(q) is Gaussian and not q.batch_shape and not rule.points.delta and rule.search is None
 
 

@@ -110,7 +110,8 @@ def shard_parameters(tree: T, mesh: Mesh, axis: str = "data") -> T:
     mesh = _with_automatic_axes(mesh)
     _known_axis(mesh, axis)
     if hasattr(tree, "state") and hasattr(tree, "trace"):  # a `Result`, which is not a pytree
-        return tree.with_arrays(lambda part: shard_parameters(part, mesh, axis))  # pyright: ignore[reportAttributeAccessIssue]
+        result: Any = tree
+        return result.with_arrays(lambda part: shard_parameters(part, mesh, axis))
     return jax.tree.map(lambda leaf: _put(leaf, NamedSharding(mesh, parameter_spec(leaf, mesh, axis))), tree)
 
 
@@ -306,7 +307,8 @@ def _normal(sharding: NamedSharding) -> NamedSharding:
     spec = list(sharding.spec)
     while spec and spec[-1] is None:
         spec.pop()
-    return NamedSharding(_with_automatic_axes(sharding.mesh), PartitionSpec(*spec))  # pyright: ignore[reportArgumentType]
+    mesh: Any = sharding.mesh  # Never an abstract one, since it has arrays.
+    return NamedSharding(_with_automatic_axes(mesh), PartitionSpec(*spec))
 
 
 def _known_axis(mesh: Mesh, axis: str) -> str:

@@ -91,7 +91,7 @@ class DaskParts(Parts):
         return int(sum(self.sizes))
 
     @cached_property
-    def count(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def count(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]  # As `rows` is.
         """How many examples they stand for."""
         return float(self.reduce(count_part, add))
 
@@ -553,7 +553,8 @@ def _concatenate(*parts: PyTree) -> PyTree:
     return jax.tree.map(lambda *arrays: np.concatenate(arrays), *parts)
 
 
-def _sum_of_squares(part: PyTree) -> PyTree:
+# The example of `DaskParts` computes it.
+def _sum_of_squares(part: PyTree) -> PyTree:  # pyright: ignore[reportUnusedFunction]
     return sum(np.sum(np.square(x)) for x in jax.tree.leaves(part))
 
 

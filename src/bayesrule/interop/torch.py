@@ -226,7 +226,7 @@ class Optimizer(torch.optim.Optimizer):
                 self._cohorts.append(cohort)
 
     @property
-    def state(self) -> defaultdict[torch.Tensor, Any]:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def state(self) -> defaultdict[torch.Tensor, Any]:
         """For each parameter a dict of tensors: `precision`, `average` and what else the rule keeps, and the `step`.
 
         The step works on arrays of JAX's. Whoever asks for the state gets copies as tensors, and from then on these are
@@ -287,6 +287,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
+        # `state` is a property here, with a setter.
         self.state = state.pop("state")  # pyright: ignore[reportIncompatibleVariableOverride]
         self._shown_rates, self._inside, self._contexts, self.finite = {}, "", 0, True
         super().__setstate__(state)
@@ -442,7 +443,7 @@ class Optimizer(torch.optim.Optimizer):
                     gradients[:] = [None] * len(gradients)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update by the gradients of the parameters; those without one stay as they are.
 
         If a gradient is not finite, its group takes no step, and `optimizer.finite` is False until the next one.

@@ -154,7 +154,7 @@ class Compiled(Generic[P, T]):
     def count(self) -> int:
         """How many programs of this function there are."""
         with _lock:
-            return sum(key[0] is self for key in _programs)  # pyright: ignore[reportIndexIssue]
+            return sum(key[0] is self for key in _programs)  # pyright: ignore[reportIndexIssue]  # They are tuples.
 
 
 _dropped = itertools.count(1)

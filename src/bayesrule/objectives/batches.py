@@ -7,6 +7,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float
 
@@ -33,7 +34,7 @@ class Weighted(eqx.Module):
     """
 
     examples: PyTree
-    weights: Float[Array, " B"]
+    weights: Float[Array, " B"] | np.ndarray
     count: Any = None
     padding: int = eqx.field(static=True, default=0)
 
@@ -140,7 +141,7 @@ def count_padding(data: PyTree) -> int:
     return data.padding if isinstance(data, Weighted) else 0
 
 
-def unpack(batch: PyTree, size: Any) -> tuple[PyTree, Float[Array, " B"] | None, Float[Array, " B"]]:
+def unpack(batch: PyTree, size: Any) -> tuple[PyTree, Float[Array, " B"] | np.ndarray | None, Float[Array, " B"]]:
     """The bare examples of a batch, their weights (if any), and the factor of each loss in ℓ̄: its weight times N/M."""
     batch = batch.batch if isinstance(batch, Microbatches) else batch
     rows = count_examples(batch)

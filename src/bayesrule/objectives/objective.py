@@ -221,9 +221,8 @@ class Objective(AbstractLoss):
                 "This needs the outputs of the model: build the objective as Objective(loss, output=apply, …) "
                 "with loss(output, y) and examples (x, y)."
             )
-        if self.frozen is None:
-            return self.output
-        return lambda theta, x: self.output(join(theta, self.frozen), x)  # pyright: ignore[reportOptionalCall]
+        output, frozen = self.output, self.frozen
+        return output if frozen is None else lambda theta, x: output(join(theta, frozen), x)
 
 
 def as_objective(objective: Any) -> AbstractObjective:

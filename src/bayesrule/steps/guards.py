@@ -335,11 +335,11 @@ class Backtracking(Guard):
             tries, fraction, proposed = none, 2 * jnp.ones(()), None
             if step.proposal is not None:  # The proposal is tried as number −1, before the full step.
                 tries, fraction = none - step.proposal.ready, jnp.where(step.proposal.ready, 4.0, 2.0)
-            start = (q, fraction, tries, no, no, none, not_assessed(q)[1] if self.monotone else None)
+            start: tuple[Any, ...] = (q, fraction, tries, no, no, none, not_assessed(q)[1] if self.monotone else None)
             new, fraction, tries, good, acted, evaluations, measured = jax.lax.while_loop(unfinished, body, start)
             if step.proposal is not None:
                 proposed = good & (tries == 0)
-                fraction = jnp.where(proposed, 1.0, fraction)
+                fraction = jnp.asarray(jnp.where(proposed, 1.0, fraction))
             new = jax.tree.map(lambda n, o: jnp.where(good, n, o), new, q)
             return GuardedStep(new, jnp.where(good, fraction, 0.0), acted, good, measured, evaluations, proposed)
 

@@ -133,4 +133,4 @@ def _named(path: str | Path, columns: PyTree, target: str | None, weights: str |
     else:
         examples = pick(columns)
     examples = examples if target is None else (examples, find(target))
-    return examples if weights is None else Weighted(examples, find(weights))  # pyright: ignore[reportArgumentType]
+    return examples if weights is None else Weighted(examples, find(weights))
