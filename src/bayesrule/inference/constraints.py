@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 
+from ..numerics.pytree import PyTree
 from ..numerics.trees import floating
 
 

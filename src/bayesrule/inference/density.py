@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from ..numerics.programs import compiled
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import ravel, unravel
 from ..objectives.plain import Plain
@@ -182,7 +183,7 @@ def _expand(
     count: Any,
     rounds: Any,
     seeds: Any,
-    arguments: tuple,
+    arguments: tuple[Any, ...],
     *,
     width: int,
     rows: int,
@@ -252,7 +253,7 @@ def _filled(density: Density, points: np.ndarray, rows: int) -> np.ndarray:
     return filled
 
 
-def _expand_at(density: Density, part: np.ndarray, rounds: int = 1) -> tuple[tuple, dict[str, Any]]:
+def _expand_at(density: Density, part: np.ndarray, rounds: int = 1) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of `_expand` for so many points as one call goes through, or fewer."""
     seeds = np.eye(density.size) if density.coloring is None else density.coloring.seeds
     filled = _filled(density, part, density.capacity(density.rows))
@@ -331,7 +332,7 @@ def _without_coloring(density: Density) -> Density:
 
 @compiled(static=("function", "rows"))
 def _log_densities(
-    function: Callable[..., Any], like: PyTree, points: Any, count: Any, arguments: tuple, *, rows: int
+    function: Callable[..., Any], like: PyTree, points: Any, count: Any, arguments: tuple[Any, ...], *, rows: int
 ) -> Array:
     model = traced_once(function)
     at = lambda x: jnp.asarray(model(unravel(x, like), *arguments)).reshape(())
@@ -361,7 +362,7 @@ def log_densities(density: Density, points: Float[np.ndarray, "B P"]) -> Float[n
 
 
 @compiled(static="function")
-def _constrained(function: Callable[..., Any], like: PyTree, points: Any, arguments: tuple) -> PyTree:
+def _constrained(function: Callable[..., Any], like: PyTree, points: Any, arguments: tuple[Any, ...]) -> PyTree:
     return jax.vmap(lambda x: function(unravel(x, like), *arguments))(points)
 
 
@@ -385,7 +386,7 @@ def constrained(density: Density, points: Float[np.ndarray, "B P"]) -> PyTree:
 
 
 @compiled(static="function", rare=True)
-def _drawn_starts(function: Callable[..., Any], bits: Any, arguments: tuple) -> Array:
+def _drawn_starts(function: Callable[..., Any], bits: Any, arguments: tuple[Any, ...]) -> Array:
     keys = jax.random.wrap_key_data(bits, impl="threefry2x32")
     return jax.vmap(lambda key: ravel(function(key, *arguments)))(keys)
 

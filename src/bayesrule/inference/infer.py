@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float, PyTree
+from jaxtyping import Float
 
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.full import Gaussian
@@ -28,6 +28,7 @@ from ..fitting.interrupt import TERMINATED, Interrupt
 from ..fitting.progress import one_blas_thread
 from ..fitting.result import save
 from ..numerics.checks import positive_int
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from .advance import prepare, variational_rule
 from .constraints import Constrained, Values, path_of, resolve, start_values

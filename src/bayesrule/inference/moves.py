@@ -86,11 +86,15 @@ class Whitened(NamedTuple):
 
 
 @compiled(static="function")
-def _evaluate(function: Callable[..., Any], like: Any, frame: Whitened, positions: Any, arguments: tuple) -> Chains:
+def _evaluate(
+    function: Callable[..., Any], like: Any, frame: Whitened, positions: Any, arguments: tuple[Any, ...]
+) -> Chains:
     return Chains(positions, *_slopes(function, like, frame, positions, arguments))
 
 
-def _slopes(function: Callable[..., Any], like: Any, frame: Whitened, positions: Array, arguments: tuple) -> Any:
+def _slopes(
+    function: Callable[..., Any], like: Any, frame: Whitened, positions: Array, arguments: tuple[Any, ...]
+) -> Any:
     negative = lambda x: -jnp.asarray(function(unravel(x, like), *arguments)).reshape(())
     values, gradients = jax.vmap(jax.value_and_grad(negative))(frame.points(positions))
     return values, frame.pull_back(gradients)
@@ -106,7 +110,7 @@ def _move(
     uniform: Any,
     step: Any,
     leaps: Any,
-    arguments: tuple,
+    arguments: tuple[Any, ...],
 ) -> tuple[Chains, Array]:
     """One trajectory of every chain, accepted or not, and the probability with which it was accepted."""
 

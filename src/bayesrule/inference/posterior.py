@@ -10,9 +10,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import Array
 
 from ..fitting.checkpoint import read, write
+from ..numerics.pytree import PyTree
 from ..numerics.random import Key
 from ..numerics.trees import unravel
 from ..rule.rule import Rule

@@ -7,7 +7,8 @@ shapes compiles nothing.
 """
 
 try:
-    import numpyro as _numpyro  # noqa: F401  (whether it can be imported is the question)
+    # Whether it can be imported is the question.
+    import numpyro as _numpyro  # noqa: F401  # pyright: ignore[reportUnusedImport]
 except ImportError as error:
     raise ImportError("bayesrule.interop.numpyro needs NumPyro: pip install 'bayesrule[numpyro]'.") from error
 

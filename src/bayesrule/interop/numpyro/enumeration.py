@@ -37,7 +37,7 @@ class Discrete(NamedTuple):
     scanned: bool
 
     @staticmethod
-    def of(model: Model, args: tuple, kwargs: Mapping[str, Any], sites: Sites) -> Discrete | None:
+    def of(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], sites: Sites) -> Discrete | None:
         """The discrete latent sites; an error if they cannot be summed out, None if there are none."""
         found = {name: site for name, site in latent_sites(sites).items() if is_discrete(site)}
         if not found:
@@ -85,7 +85,8 @@ def marked(model: Model) -> Model:
 
 def _check_funsor(names: list[str]) -> None:
     try:
-        import numpyro.contrib.funsor  # noqa: F401  (whether it can be imported is the question)
+        # Whether it can be imported is the question.
+        import numpyro.contrib.funsor  # noqa: F401  # pyright: ignore[reportUnusedImport]
     except ImportError as error:
         raise ImportError(
             f"The latent sites {names} are discrete, and NumPyro sums them out by funsor, which is not installed: "
@@ -113,7 +114,9 @@ def _unplated(site: Mapping[str, Any]) -> tuple[int, ...]:
     return shape if bare else ()
 
 
-def _dependent(model: Model, args: tuple, kwargs: Mapping[str, Any], sites: Sites, discrete: Sites) -> tuple[str, ...]:
+def _dependent(
+    model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], sites: Sites, discrete: Sites
+) -> tuple[str, ...]:
     """The deterministic sites that change with the values of the discrete ones; an error where a support does."""
     held = {name: site["value"] for name, site in latent_sites(sites).items() if name not in discrete}
     supports = {name: site["fn"].enumerate_support(expand=True) for name, site in discrete.items()}
@@ -146,7 +149,12 @@ def _equal(one: Any, other: Any) -> bool:
 
 
 def draw_discrete(
-    key: Key, discrete: Discrete, model: Model, args: tuple, kwargs: Mapping[str, Any], draws: Mapping[str, Any]
+    key: Key,
+    discrete: Discrete,
+    model: Model,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    draws: Mapping[str, Any],
 ) -> dict[str, Any]:
     """The discrete sites, given the data and draws of all other sites, and deterministic sites that depend on them."""
     if discrete.scanned:
@@ -211,7 +219,7 @@ class _change_likelihood(Messenger):
 
 
 def log_likelihood_rows(
-    model: Model, nesting: int, sites: Sites, args: tuple, kwargs: Mapping[str, Any], draws: Mapping[str, Any]
+    model: Model, nesting: int, sites: Sites, args: tuple[Any, ...], kwargs: Mapping[str, Any], draws: Mapping[str, Any]
 ) -> dict[str, Any]:
     r"""log p(y_i | θ) of every observation, with the discrete sites summed out, under draws of the other sites.
 
@@ -258,7 +266,7 @@ def log_likelihood_rows(
     return likelihood
 
 
-def _summed(model: Model, args: tuple, kwargs: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
+def _summed(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Any]) -> Any:
     from numpyro.contrib.funsor.infer_util import log_density as summed_log_density
 
     return summed_log_density(model, args, dict(kwargs), dict(values))[0]

@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
 from numpyro import handlers
 from numpyro.distributions import biject_to
 from numpyro.infer import init_to_sample
 from numpyro.infer.util import constrain_fn, potential_energy
 
 from ...inference.density import Density, traced_once
+from ...numerics.pytree import PyTree
 from ...numerics.random import Key
 from .enumeration import Discrete, enumerated
 from .sites import LOOKS_AT_VALUES, Model, Outline, Sites, check_sites, look, observed_sites, run
@@ -38,7 +38,7 @@ class Traced:
     """
 
     model: Model
-    args: tuple
+    args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outline: Outline
     learned: dict[str, Any]
@@ -153,13 +153,15 @@ def _remember(signature: Hashable, outline: Outline) -> None:
         _outlines.popitem(last=False)
 
 
-def _signature(model: Model, args: tuple, kwargs: Mapping[str, Any]) -> Hashable:
+def _signature(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Hashable:
     """What the outline of a model depends on, if that does not look at values: as JAX's programs do."""
     arrays, structure, static = _parts_of(args, kwargs, dynamic=True)
     return model, structure, static, tuple((leaf.shape, leaf.dtype) for leaf in arrays)
 
 
-def _parts_of(args: tuple, kwargs: Mapping[str, Any], *, dynamic: bool) -> tuple[list[Any], Any, tuple[Any, ...]]:
+def _parts_of(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any], *, dynamic: bool
+) -> tuple[list[Any], Any, tuple[Any, ...]]:
     """The arrays among the arguments, the structure of these, and the static leaves with a mark for every array."""
     leaves, structure = jax.tree.flatten((args, dict(kwargs)), is_leaf=lambda leaf: leaf is None)
     arrays = [leaf for leaf in leaves if dynamic and _is_array(leaf)]
@@ -212,7 +214,7 @@ class Call:
     static: tuple[Any, ...]
     nesting: int | None
 
-    def bound(self, data: Data) -> tuple[Model, tuple, dict[str, Any]]:
+    def bound(self, data: Data) -> tuple[Model, tuple[Any, ...], dict[str, Any]]:
         """The model with its learned values, and its arguments with these arrays in their places."""
         arrays, learned = data
         rest = iter(arrays)

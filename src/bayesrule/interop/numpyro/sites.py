@@ -22,7 +22,9 @@ LOOKS_AT_VALUES = (jax.errors.ConcretizationTypeError, jax.errors.TracerArrayCon
 """What JAX raises where a model looks at the value of an array that is an argument of a compiled program."""
 
 
-def run(model: Model, args: tuple, kwargs: Mapping[str, Any], key: Any = 0, strategy: Any = init_to_uniform) -> Sites:
+def run(
+    model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any], key: Any = 0, strategy: Any = init_to_uniform
+) -> Sites:
     """The trace of the model at values inside of all constraints."""
     filled = handlers.substitute(handlers.seed(model, key), substitute_fn=strategy)
     with warnings.catch_warnings(), handlers.trace() as sites:
@@ -108,7 +110,7 @@ class Outline(NamedTuple):
         return Outline(types, latent, supports, learned or len(latent) < len(found))
 
 
-def look(model: Model, args: tuple, kwargs: Mapping[str, Any]) -> Outline | None:
+def look(model: Model, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Outline | None:
     """The outline of a model by tracing it alone, and an error where a site cannot work.
 
     Nothing is computed: to run a model once compiles a program for every operation in it. None where the model looks at
