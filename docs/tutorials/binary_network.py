@@ -1,7 +1,8 @@
 """A binary network: weights that are plus or minus one.
 
-A network whose weights are signs needs one bit for each and no multiplications. Its loss has no gradient with respect to a
-sign. The rule moves a Bernoulli distribution over the signs in its place, and the result says how sure each sign is.
+A network whose weights are signs needs one bit for each and no multiplications. Its loss has no gradient with respect
+to a sign. The rule moves a Bernoulli distribution over the signs in its place, and the result says how sure each sign
+is.
 """
 
 # %% [markdown]
@@ -25,9 +26,9 @@ X_train, X_test, y_train, y_test = train_test_split(X, y, test_size=0.3, random_
 # %% [markdown]
 # ## Two recipes
 #
-# "straight_through" is the usual trick: the gradient at the signs is used as if they were real numbers.
-# "bayesbinn" gets nearly the same update from the rule: q is a Bernoulli for each weight, and the gradient is taken at a
-# relaxed draw of it. `blr.difference` says in which pieces the two differ.
+# "straight_through" is the usual trick: the gradient at the signs is used as if they were real numbers. "bayesbinn"
+# gets nearly the same update from the rule: q is a Bernoulli for each weight, and the gradient is taken at a relaxed
+# draw of it. `blr.difference` says in which pieces the two differ.
 
 # %%
 print(blr.difference(blr.straight_through(1e-2), blr.bayesbinn(1e-2)))
@@ -47,10 +48,9 @@ for name, model in (fitted | {"real weights, adam": real}).items():
 # %% [markdown]
 # ## What the result means
 #
-# `posterior_` is a `Bernoulli` over every weight, whose natural parameter λ is half the log odds of +1. Predictions average
-# over draws of signs. Many weights are undecided, which is information that a network of point estimates does not
-# have: weights of pixels that are nearly always empty stay
-# where they started, near one half.
+# `posterior_` is a `Bernoulli` over every weight, whose natural parameter λ is half the log odds of +1. Predictions
+# average over draws of signs. Many weights are undecided, which is information that a network of point estimates does
+# not have: weights of pixels that are nearly always empty stay where they started, near one half.
 
 # %%
 bayes = fitted["bayesbinn"]
@@ -87,8 +87,8 @@ print(blr.bayesbinn(1e-3))
 # ## What to watch out for
 #
 # - Binary weights cost accuracy on a network of this size. On MNIST with two hidden layers of 512, batch normalisation
-#   and five epochs the accuracy was 98.18 ± 0.05 % with `bayesbinn` and 98.15 ± 0.04 % with `straight_through`
-#   ([deep learning](../deep_learning.md#mnist)).
+#   and five epochs the accuracy was 98.18 ± 0.05 % with `bayesbinn` and 98.15 ± 0.04 % with `straight_through` ([deep
+#   learning](../deep_learning.md#mnist)).
 # - The rate of `bayesbinn` is the fraction of λ that a step forgets, as published; that of `straight_through` is in
 #   optax's units.
 # - Relaxations near 1 have heavy tails on large networks; the published setting is 1e-10, nearly the sign itself.

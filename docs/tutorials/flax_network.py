@@ -1,7 +1,7 @@
 """A flax network with VOGN and IVON.
 
-You train a network with Adam and would like to know where it should not be believed. Put `vogn` or `ivon` in the place of
-Adam, with Adam's rate and a prior, and the fit returns a Gaussian over the weights in place of one set of weights.
+You train a network with Adam and would like to know where it should not be believed. Put `vogn` or `ivon` in the place
+of Adam, with Adam's rate and a prior, and the fit returns a Gaussian over the weights in place of one set of weights.
 """
 
 # %% [markdown]
@@ -30,9 +30,9 @@ far = far[np.abs(far).max(axis=1) > 5]
 # %% [markdown]
 # ## A module, as it is
 #
-# `from_nnx` takes any `flax.nnx` module (`from_linen` and `from_equinox` take others). `network.params` is where the fit
-# starts. The objective has the loss of one example, the number of examples N, without which the width of a posterior
-# means nothing, and the precision of the prior N(0, 1/δ) of every weight.
+# `from_nnx` takes any `flax.nnx` module (`from_linen` and `from_equinox` take others). `network.params` is where the
+# fit starts. The objective has the loss of one example, the number of examples N, without which the width of a
+# posterior means nothing, and the precision of the prior N(0, 1/δ) of every weight.
 
 
 # %%
@@ -112,19 +112,19 @@ for name in ("vogn", "ivon"):
 # ## What to watch out for
 #
 # - The prior matters, because the posterior is as wide as prior and data say. `blr.choose_prior` in the place of `fit`
-#   chooses its precision, and whether to predict by draws or at the mean, on held-out rows. It costs four to
-#   sixteen fits. With many weights and few data, averages over draws lack confidence, and the mean of q is often better
+#   chooses its precision, and whether to predict by draws or at the mean, on held-out rows. It costs four to sixteen
+#   fits. With many weights and few data, averages over draws lack confidence, and the mean of q is often better
 #   calibrated.
-# - It is no free lunch. On eight data sets at one setting `vogn` had a better NLL than AdamW on four and `ivon` on three;
-#   SGD with momentum was the best of all on MNIST after few epochs. Averages over draws recognised images that are no
-#   digits far better than any point estimate: [deep learning](../deep_learning.md#mnist).
+# - It is no free lunch. On eight data sets at one setting `vogn` had a better NLL than AdamW on four and `ivon` on
+#   three; SGD with momentum was the best of all on MNIST after few epochs. Averages over draws recognised images that
+#   are no digits far better than any point estimate: [deep learning](../deep_learning.md#mnist).
 # - A module with batch statistics or dropout has a loss of a whole batch, which `vogn` refuses and `ivon` takes:
 #   [modules](../modules.md).
-# - More than a thousand weights with 300 examples are learnt slowly under noise: small tables with little noise need more steps
-#   than Adam does.
+# - More than a thousand weights with 300 examples are learnt slowly under noise: small tables with little noise need
+#   more steps than Adam does.
 #
 # ## Where next
 #
-# [Modules of flax, equinox and haiku](../modules.md), [training](../training.md) with validation and early stopping,
-# [a loop of your own](../loops.md) with optax, the same with [PyTorch](pytorch_network.md), or weights that are
-# [plus or minus one](binary_network.md).
+# [Modules of flax, equinox and haiku](../modules.md), [training](../training.md) with validation and early stopping, [a
+# loop of your own](../loops.md) with optax, the same with [PyTorch](pytorch_network.md), or weights that are [plus or
+# minus one](binary_network.md).

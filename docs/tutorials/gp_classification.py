@@ -1,7 +1,7 @@
 """Gaussian process classification.
 
-Few examples, no idea of the shape of the boundary, and a need to know where the classifier is guessing: a Gaussian process
-returns to one half away from the data. Laplace's method and variational inference are one setting apart.
+Few examples, no idea of the shape of the boundary, and a need to know where the classifier is guessing: a Gaussian
+process returns to one half away from the data. Laplace's method and variational inference are one setting apart.
 """
 
 # %% [markdown]
@@ -27,9 +27,10 @@ X_train, y_train, X_test, y_test = X[:120], y[:120], X[120:], y[120:]
 # %% [markdown]
 # ## The few lines
 #
-# The kernel's variance and length scale are chosen by the evidence, or by its bound. `method="cvi"` is variational inference:
-# each example sends a message to the process, found by the rule. `method="laplace"` is the same algorithm with one piece
-# changed: the expectation is taken at the mean alone (`Delta`). Beside them, scikit-learn's logistic regression.
+# The kernel's variance and length scale are chosen by the evidence, or by its bound. `method="cvi"` is variational
+# inference: each example sends a message to the process, found by the rule. `method="laplace"` is the same algorithm
+# with one piece changed: the expectation is taken at the mean alone (`Delta`). Beside them, scikit-learn's logistic
+# regression.
 
 # %%
 models = {
@@ -74,8 +75,9 @@ plt.show()
 # %% [markdown]
 # ## The model in its pieces
 #
-# The estimator is a thin layer over a model of one block, the process, and one factor. Another likelihood (`poisson_exp` for
-# counts, `student_t` for outliers, any log density by `factors.likelihood`) is another factor on the same process.
+# The estimator is a thin layer over a model of one block, the process, and one factor. Another likelihood
+# (`poisson_exp` for counts, `student_t` for outliers, any log density by `factors.likelihood`) is another factor on the
+# same process.
 
 # %%
 kernel = RBF(4.0, 0.7)
@@ -89,8 +91,8 @@ for place, m, v in zip(("between the moons", "far away"), mean, variance, strict
 # %% [markdown]
 # ## What to watch out for
 #
-# - A dense process costs N³ in time and N² in memory. For a single input and a Matérn kernel `through="chain"` is exact in
-#   linear time; `inducing=` in the estimators, or `models.sparse_gp`, is for many rows and several inputs.
+# - A dense process costs N³ in time and N² in memory. For a single input and a Matérn kernel `through="chain"` is exact
+#   in linear time; `inducing=` in the estimators, or `models.sparse_gp`, is for many rows and several inputs.
 # - More than two classes are fitted one against the others.
 # - To convergence on 1000 points CVI takes 0.31 of scikit-learn's time in float32 and 0.55 in float64; the first call
 #   compiles for 3 to 5 seconds ([measured](../benchmarks.md#gaussian-processes)).

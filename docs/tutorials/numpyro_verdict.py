@@ -1,8 +1,8 @@
 """A NumPyro model, and how far its posterior can be trusted.
 
-`bayesrule.interop.numpyro.fit` takes a NumPyro model as it is, fits a Gaussian by the rule without anything to tune, and
-then judges its own answer: "trust", "means only" or "do not trust". This page shows a model that is trusted, one that is
-not, and what to do then.
+`bayesrule.interop.numpyro.fit` takes a NumPyro model as it is, fits a Gaussian by the rule without anything to tune,
+and then judges its own answer: "trust", "means only" or "do not trust". This page shows a model that is trusted, one
+that is not, and what to do then.
 """
 
 # %% [markdown]
@@ -46,10 +46,8 @@ print(posterior)
 draws = posterior.samples(jax.random.key(1), 2000)
 low, middle, high = np.quantile(draws["rate"], [0.05, 0.5, 0.95], axis=0)
 for region in range(0, 12, 4):
-    observed = events[region] / exposure[region]
-    print(
-        f"region {region:2d}: observed {observed:.2f}, rate {middle[region]:.2f} ({low[region]:.2f} to {high[region]:.2f})"
-    )
+    observed = f"region {region:2d}: observed {events[region] / exposure[region]:.2f}"
+    print(f"{observed}, rate {middle[region]:.2f} ({low[region]:.2f} to {high[region]:.2f})")
 
 # %% [markdown]
 # ## A model that is not

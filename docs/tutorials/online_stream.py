@@ -1,7 +1,7 @@
 """A stream: learning from data that keep coming.
 
-Rows arrive one piece after another and are not kept. The posterior of one piece is the prior of the next; where the world
-drifts, a little of the first prior is mixed back in, so that old pieces are forgotten.
+Rows arrive one piece after another and are not kept. The posterior of one piece is the prior of the next; where the
+world drifts, a little of the first prior is mixed back in, so that old pieces are forgotten.
 """
 
 # %% [markdown]
@@ -32,8 +32,9 @@ print("largest difference of the coefficients:", f"{np.abs(online.coef_ - togeth
 # %% [markdown]
 # ## A world that drifts
 #
-# Now the slope of a line moves: slowly, and then with a jump. A `Model` has a block for the weights; `model.after(q)` is the
-# model of the next piece, with q as its prior, and `forgetting=φ` gives a piece t pieces ago the weight (1 − φ)ᵗ.
+# Now the slope of a line moves: slowly, and then with a jump. A `Model` has a block for the weights; `model.after(q)`
+# is the model of the next piece, with q as its prior, and `forgetting=φ` gives a piece t pieces ago the weight (1 −
+# φ)ᵗ.
 
 # %%
 pieces, rows = 120, 5
@@ -63,15 +64,15 @@ def track(forgetting):
 
 rates = (0.0, 0.05, 0.2)
 tracks = {rate: track(rate) for rate in rates}
-for rate, (slopes, losses) in tracks.items():
+for rate, (_, losses) in tracks.items():
     print(f"forgetting {rate}: log loss of the next piece {losses.mean():.3f}")
 
 # %% [markdown]
 # ## Which rate? Let the stream decide
 #
-# Each rate of forgetting is an expert. `exponential_weights` is the rule on a categorical distribution over experts: after
-# each piece λ moves by minus the loss. Its average is nearly as good as that of the best expert, without knowing which
-# that is.
+# Each rate of forgetting is an expert. `exponential_weights` is the rule on a categorical distribution over experts:
+# after each piece λ moves by minus the loss. Its average is nearly as good as that of the best expert, without knowing
+# which that is.
 
 # %%
 losses = jnp.asarray(np.stack([tracks[rate][1] for rate in rates], axis=1), jnp.float32) * rows
@@ -105,19 +106,19 @@ plt.show()
 # %% [markdown]
 # ## What the result means
 #
-# Without forgetting, the posterior becomes narrower for ever and is sure of an average of slopes that never was one. With
-# it, the width settles where new rows and forgotten ones balance: the band stays as wide as the drift makes it.
+# Without forgetting, the posterior becomes narrower for ever and is sure of an average of slopes that never was one.
+# With it, the width settles where new rows and forgotten ones balance: the band stays as wide as the drift makes it.
 #
 # ## What to watch out for
 #
-# - Forgetting assumes that drift is about as fast at all times. A state space ([a series](series_with_gaps.md)) says how
-#   things drift, and looks back as well.
-# - Models that are not conjugate (`LogisticRegression.partial_fit`) approximate at every piece, and pieces of a few rows
-#   accumulate that error.
+# - Forgetting assumes that drift is about as fast at all times. A state space ([a series](series_with_gaps.md)) says
+#   how things drift, and looks back as well.
+# - Models that are not conjugate (`LogisticRegression.partial_fit`) approximate at every piece, and pieces of a few
+#   rows accumulate that error.
 # - Networks learn tasks in turn in the same way, with the posterior as the prior: after three permutations of MNIST
 #   `ivon` had 92.6 % on all of them and Adam 85.1 % ([continual learning](../continual_learning.md)).
 #
 # ## Where next
 #
-# [Messages](../messages.md#what-else-there-is) for streams of any model; [larger than memory](larger_than_memory.md) for
-# data that do end, but do not fit.
+# [Messages](../messages.md#what-else-there-is) for streams of any model; [larger than memory](larger_than_memory.md)
+# for data that do end, but do not fit.

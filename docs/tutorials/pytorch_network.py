@@ -1,7 +1,7 @@
 """PyTorch: a posterior from the training loop that you have.
 
-`bayesrule.interop.torch.Optimizer` is a `torch.optim.Optimizer`. Model, data loader, loss and scheduler stay as they are;
-two lines change, and the loop returns a Gaussian over the weights, whose mean is the model.
+`bayesrule.interop.torch.Optimizer` is a `torch.optim.Optimizer`. Model, data loader, loss and scheduler stay as they
+are; two lines change, and the loop returns a Gaussian over the weights, whose mean is the model.
 """
 
 # %% [markdown]
@@ -28,10 +28,10 @@ y = torch.tensor(targets[:, None], dtype=torch.float32)
 # %% [markdown]
 # ## Two lines
 #
-# The first makes the optimizer: a rule, N (`size`), the precision of the prior (`regularizer`, N times what PyTorch calls
-# weight decay) and the batch size. The second is `with optimizer.sampled():` around the loss, which puts a draw of q into
-# the weights. The loss is the *mean* over the batch of −log p(y | x, θ), without the prior. It must be a log likelihood,
-# with the noise in it: a posterior from a loss in other units has a width without meaning.
+# The first makes the optimizer: a rule, N (`size`), the precision of the prior (`regularizer`, N times what PyTorch
+# calls weight decay) and the batch size. The second is `with optimizer.sampled():` around the loss, which puts a draw
+# of q into the weights. The loss is the *mean* over the batch of −log p(y | x, θ), without the prior. It must be a log
+# likelihood, with the noise in it: a posterior from a loss in other units has a width without meaning.
 
 # %%
 torch.manual_seed(0)
@@ -50,8 +50,8 @@ for _ in range(epochs):
     scheduler.step()
 
 # %% [markdown]
-# Outside of `sampled()` the parameters are the mean of q, so that `model(x)` is the usual prediction. `optimizer.draw()` puts
-# in a draw for predictions, and does not disturb the training.
+# Outside of `sampled()` the parameters are the mean of q, so that `model(x)` is the usual prediction.
+# `optimizer.draw()` puts in a draw for predictions, and does not disturb the training.
 
 # %%
 grid = torch.linspace(-2.2, 2.2, 200)[:, None]
@@ -87,11 +87,11 @@ plt.show()
 # %% [markdown]
 # ## What the result means
 #
-# Every draw is a network that fits the data; they part ways where there are none. Two kinds of uncertainty add up in the
-# band: the noise of y, which more data do not reduce, and the spread of the draws, which they do.
+# Every draw is a network that fits the data; they part ways where there are none. Two kinds of uncertainty add up in
+# the band: the noise of y, which more data do not reduce, and the spread of the draws, which they do.
 #
-# The posterior is a diagonal Gaussian: `optimizer.posterior` has it as JAX's arrays, and `optimizer.state[p]` in tensors.
-# It is saved by `state_dict()` like the state of any optimizer.
+# The posterior is a diagonal Gaussian: `optimizer.posterior` has it as JAX's arrays, and `optimizer.state[p]` in
+# tensors. It is saved by `state_dict()` like the state of any optimizer.
 
 # %%
 weights = model[0].weight
@@ -101,16 +101,17 @@ print(type(optimizer.posterior).__name__, tuple(width.shape), f"median width {wi
 # %% [markdown]
 # ## What to watch out for
 #
-# - Independent weights cannot follow the correlations of the true posterior, and the spread between data is smaller than
-#   that of the exact one. It tells you where to be careful, and is no guarantee: far beyond the data, where every tanh is
-#   saturated, the draws of this network agree and are wrong. A [Gaussian process](gp_classification.md) knows better.
-# - `sgd`, `rmsprop`, `adam` and `adamw` may be given, too, and take PyTorch's own steps. `vogn` needs every example's gradient,
-#   which PyTorch does not hand over: the optimizer says so.
-# - Without `batch_size=` the defaults of `ivon` are the published ones, as in ivon-opt: a rate of about 0.1 and an initial
-#   curvature of 1, after which q's width says little about the data.
+# - Independent weights cannot follow the correlations of the true posterior, and the spread between data is smaller
+#   than that of the exact one. It tells you where to be careful, and is no guarantee: far beyond the data, where every
+#   tanh is saturated, the draws of this network agree and are wrong. A [Gaussian process](gp_classification.md) knows
+#   better.
+# - `sgd`, `rmsprop`, `adam` and `adamw` may be given, too, and take PyTorch's own steps. `vogn` needs every example's
+#   gradient, which PyTorch does not hand over: the optimizer says so.
+# - Without `batch_size=` the defaults of `ivon` are the published ones, as in ivon-opt: a rate of about 0.1 and an
+#   initial curvature of 1, after which q's width says little about the data.
 # - FSDP is refused, and under CUDA JAX must have the device as well.
 #
 # ## Where next
 #
-# [A rule as a PyTorch optimizer](../pytorch.md) has groups, schedulers, mixed precision, Lightning and what a step costs;
-# [coming from ivon-opt or laplace-torch](../coming_from.md) has their lines beside ours.
+# [A rule as a PyTorch optimizer](../pytorch.md) has groups, schedulers, mixed precision, Lightning and what a step
+# costs; [coming from ivon-opt or laplace-torch](../coming_from.md) has their lines beside ours.

@@ -7,8 +7,8 @@ another likelihood. Kalman's smoother is one step of the rule on a chain; for co
 # %% [markdown]
 # ## The Nile, with gaps
 #
-# The yearly flow of the Nile at Aswan, 1871 to 1970, is a textbook series. We hide two stretches of twenty years: NaN is a
-# missing value everywhere in this library.
+# The yearly flow of the Nile at Aswan, 1871 to 1970, is a textbook series. We hide two stretches of twenty years: NaN
+# is a missing value everywhere in this library.
 
 # %%
 import jax
@@ -28,7 +28,8 @@ observed = jnp.asarray(np.where(hidden, np.nan, flow))
 
 # %% [markdown]
 # A `StateSpace` is the prior of the curve: here a random walk, f ← f + noise, and y = f + noise. Its two variances are
-# chosen by the evidence, `kalman.log_likelihood`: a function that can be mapped over a grid, as here, or differentiated.
+# chosen by the evidence, `kalman.log_likelihood`: a function that can be mapped over a grid, as here, or
+# differentiated.
 
 
 # %%
@@ -54,9 +55,9 @@ print(f"{inside.mean():.0%} of the {hidden.sum()} hidden years are in their 90 %
 # %% [markdown]
 # ## Counts
 #
-# Coal-mining disasters in Britain, year by year, 1851 to 1962, two stretches hidden again. A normal distribution is wrong
-# for counts of 0, 1 or 5. The likelihood becomes `factors.poisson_exp`, a Poisson with rate eᶠ; the chain stays. It is not
-# conjugate, and `cvi` takes steps until it has converged: each is a smoother with other messages.
+# Coal-mining disasters in Britain, year by year, 1851 to 1962, two stretches hidden again. A normal distribution is
+# wrong for counts of 0, 1 or 5. The likelihood becomes `factors.poisson_exp`, a Poisson with rate eᶠ; the chain stays.
+# It is not conjugate, and `cvi` takes steps until it has converged: each is a smoother with other messages.
 
 # %%
 coal = dataset("coal").load()
@@ -73,8 +74,8 @@ for variance in (0.003, 0.01, 0.03, 0.1):
 best = max(fits.values(), key=lambda fit: float(fit.bound))
 
 # %% [markdown]
-# `result.q["f"]` is the posterior of the log rate at every year, and `result.bound` compares variances as the evidence does.
-# A new count varies for two reasons, an uncertain rate and Poisson's own noise, so we draw both.
+# `result.q["f"]` is the posterior of the log rate at every year, and `result.bound` compares variances as the evidence
+# does. A new count varies for two reasons, an uncertain rate and Poisson's own noise, so we draw both.
 
 # %%
 f = best.q["f"]
@@ -106,13 +107,14 @@ plt.show()
 # ## What to watch out for
 #
 # - Intervals of small counts hold more than they promise, because a count cannot be cut at exactly 90 %.
-# - The variance of the steps decides how fast the band widens in a gap. The evidence chooses it, with an error of its own
-#   that the band does not have.
-# - A random walk has no trend and no season. Add states (`[[1, 1], [0, 1]]` is a local trend); `LinearGaussianStateSpace`
-#   learns transitions from data, and `bayesrule fit sales.csv --target sold --time week` does all of it for a file.
+# - The variance of the steps decides how fast the band widens in a gap. The evidence chooses it, with an error of its
+#   own that the band does not have.
+# - A random walk has no trend and no season. Add states (`[[1, 1], [0, 1]]` is a local trend);
+#   `LinearGaussianStateSpace` learns transitions from data, and `bayesrule fit sales.csv --target sold --time week`
+#   does all of it for a file.
 #
 # ## Where next
 #
 # [Named models](../models.md#state-spaces): other likelihoods, several series, hidden Markov models; a
-# [stream](online_stream.md) that never ends; [Gaussian processes](gp_classification.md), which are the same in more than
-# one dimension.
+# [stream](online_stream.md) that never ends; [Gaussian processes](gp_classification.md), which are the same in more
+# than one dimension.

@@ -1,8 +1,8 @@
 """Honest uncertainty for a table.
 
 A table of houses, a number to predict, and the question that a prediction alone does not answer: how far off may it be?
-This page fits a CSV file with one command, does the same in Python with scikit-learn's interface, and then checks on rows
-that the fit has not seen whether the stated intervals hold as often as they say.
+This page fits a CSV file with one command, does the same in Python with scikit-learn's interface, and then checks on
+rows that the fit has not seen whether the stated intervals hold as often as they say.
 """
 
 # %% [markdown]
@@ -46,8 +46,8 @@ print((folder / "houses.csv").read_text()[:110])
 # %% [markdown]
 # ## One command
 #
-# `bayesrule fit` reads the file, says how it has read each column, holds out a fifth of the rows, fits, and writes a report
-# and the posterior into a directory.
+# `bayesrule fit` reads the file, says how it has read each column, holds out a fifth of the rows, fits, and writes a
+# report and the posterior into a directory.
 
 # %%
 fit = "fit houses.csv --target price --out run"  # after `bayesrule` in a terminal
@@ -60,8 +60,9 @@ print(ran.stdout)
 # The last line of the output names the report, a single HTML file: what was read, how the model does beside a baseline
 # and boosted trees, whether its intervals hold on the held-out rows, and what makes the tool suspicious of the data.
 #
-# `bayesrule predict run new.csv` writes predictions of new rows as CSV, and `blr.load` has the run in Python: a prediction,
-# its standard deviation and a 90 % interval of a new observation. A missing age is drawn from its distribution.
+# `bayesrule predict run new.csv` writes predictions of new rows as CSV, and `blr.load` has the run in Python: a
+# prediction, its standard deviation and a 90 % interval of a new observation. A missing age is drawn from its
+# distribution.
 
 # %%
 run = blr.load(folder / "run")
@@ -70,9 +71,9 @@ print(pd.DataFrame(run.predict({"area": [100, 200], "age": [10, np.nan], "town":
 # %% [markdown]
 # ## The same in Python
 #
-# The estimators have scikit-learn's interface. The default of a regression is `RidgeRegression`: the strength of its prior
-# and the noise are chosen by the evidence, so that there is nothing to tune, and `predict(X, return_std=True)` has the
-# standard deviation of a *new observation*, with its noise.
+# The estimators have scikit-learn's interface. The default of a regression is `RidgeRegression`: the strength of its
+# prior and the noise are chosen by the evidence, so that there is nothing to tune, and `predict(X, return_std=True)`
+# has the standard deviation of a *new observation*, with its noise.
 
 # %%
 encoded = pd.get_dummies(houses.drop(columns="price"), dtype=float)
@@ -87,8 +88,8 @@ print(f"{metrics.coverage(truth, low, high):.1%} of {len(truth)} new rows are in
 # %% [markdown]
 # ## Are the intervals honest?
 #
-# The average over all rows is the wrong thing to look at: a user asks about *one* house, and intervals that are too wide
-# here hide others that are too narrow there. So we split the new rows into thirds by their predicted price.
+# The average over all rows is the wrong thing to look at: a user asks about *one* house, and intervals that are too
+# wide here hide others that are too narrow there. So we split the new rows into thirds by their predicted price.
 
 
 # %%
@@ -102,8 +103,8 @@ in_dollars = by_thirds(mean, (low < truth) & (truth < high))
 print("lower, middle and upper third: ", "  ".join(f"{share:.1%}" for share in in_dollars))
 
 # %% [markdown]
-# An interval of constant width is too wide for cheap houses and too narrow for expensive ones. The report of
-# the command line warns of that ("the noise is not constant"), and proposes to predict the logarithm. That is a modelling
+# An interval of constant width is too wide for cheap houses and too narrow for expensive ones. The report of the
+# command line warns of that ("the noise is not constant"), and proposes to predict the logarithm. That is a modelling
 # decision, which the tool leaves to you: here it is the right one, because the noise of the logarithm *is* constant.
 
 # %%
@@ -136,16 +137,16 @@ plt.show()
 # %% [markdown]
 # ## What to watch out for
 #
-# - An interval is honest about what the model can see: noise and too few rows. It knows nothing of rows of another kind.
-#   `bayesrule predict` warns of columns outside of the range of the training rows.
-# - Counts and classes have estimators of their own (`PoissonRegression`, `LogisticRegression`). Poisson intervals are too
-#   narrow where counts vary more than a Poisson distribution allows; the report tests that.
+# - An interval is honest about what the model can see: noise and too few rows. It knows nothing of rows of another
+#   kind. `bayesrule predict` warns of columns outside of the range of the training rows.
+# - Counts and classes have estimators of their own (`PoissonRegression`, `LogisticRegression`). Poisson intervals are
+#   too narrow where counts vary more than a Poisson distribution allows; the report tests that.
 # - Nothing is widened after the fact. On 36 regression tables the 90 % intervals of the default model held as often as
 #   they should (within 3 points or two standard errors) on 30, and on the six others the report said why:
 #   [benchmarks](../benchmarks.md#real-tables-intervals-likelihoods-and-calibration).
 #
 # ## Where next
 #
-# [The command line](../command_line.md) has all options, and how files are read; [estimators](../estimators.md) lists the
-# models; [larger than memory](larger_than_memory.md) is for tables that do not fit; a
-# [Gaussian process](gp_classification.md) is for curves that are not straight.
+# [The command line](../command_line.md) has all options, and how files are read; [estimators](../estimators.md) lists
+# the models; [larger than memory](larger_than_memory.md) is for tables that do not fit; a [Gaussian
+# process](gp_classification.md) is for curves that are not straight.

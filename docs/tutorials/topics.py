@@ -1,15 +1,15 @@
 """Topics of documents.
 
-A pile of texts and no labels: what are they about? Latent Dirichlet allocation describes a document by shares of topics,
-and a topic by probabilities of words. `LatentDirichletAllocation` has a posterior for both, so that a short document
-has wide shares.
+A pile of texts and no labels: what are they about? Latent Dirichlet allocation describes a document by shares of
+topics, and a topic by probabilities of words. `LatentDirichletAllocation` has a posterior for both, so that a short
+document has wide shares.
 """
 
 # %% [markdown]
 # ## The documents
 #
-# To see whether the answer is right we need texts whose topics are known, so we write 600 short ones by a machine: each mixes
-# four subjects in its own shares, and common words stand in all of them.
+# To see whether the answer is right we need texts whose topics are known, so we write 600 short ones by a machine: each
+# mixes four subjects in its own shares, and common words stand in all of them.
 
 # %%
 import matplotlib.pyplot as plt
@@ -20,13 +20,14 @@ from sklearn.feature_extraction.text import CountVectorizer
 from bayesrule.estimators import LatentDirichletAllocation
 
 rng = np.random.default_rng(0)
-subjects = {
-    "weather": "rain wind cloud storm snow sun frost fog thunder heat".split(),
-    "kitchen": "salt flour oven butter sugar knife pan onion dough pepper".split(),
-    "football": "goal team match coach penalty league striker referee pitch corner".split(),
-    "music": "chord melody rhythm piano tempo violin song choir drum scale".split(),
+vocabulary = {
+    "weather": "rain wind cloud storm snow sun frost fog thunder heat",
+    "kitchen": "salt flour oven butter sugar knife pan onion dough pepper",
+    "football": "goal team match coach penalty league striker referee pitch corner",
+    "music": "chord melody rhythm piano tempo violin song choir drum scale",
 }
-common = "day time people good new first last year".split()
+subjects = {name: text.split() for name, text in vocabulary.items()}
+common = ["day", "time", "people", "good", "new", "first", "last", "year"]
 lengths = rng.integers(8, 120, 600)
 true_shares = rng.dirichlet(np.full(4, 0.3), 600)
 
@@ -42,8 +43,8 @@ print(texts[0][:100], "…")
 # %% [markdown]
 # ## The few lines
 #
-# scikit-learn counts the words. `method="svi"` takes mini-batches of documents, with a rate that falls; `method="vmp"` takes
-# all of them in each step. Both are the same model and the same messages. The last 200 documents are held out.
+# scikit-learn counts the words. `method="svi"` takes mini-batches of documents, with a rate that falls; `method="vmp"`
+# takes all of them in each step. Both are the same model and the same messages. The last 200 documents are held out.
 
 # %%
 vectorizer = CountVectorizer()
@@ -58,10 +59,10 @@ for topic, best in enumerate(order):
 # %% [markdown]
 # ## What the result means
 #
-# `transform` has the expected shares of the topics in new documents, and `document_posterior` a Dirichlet distribution for
-# each of them. Its width is what a point estimate does not tell: twenty words do not determine what a text is about.
-# Because we know the true shares, we can ask how often they are in their 90 % intervals. Topics have no names: we match
-# each to the subject whose words it has.
+# `transform` has the expected shares of the topics in new documents, and `document_posterior` a Dirichlet distribution
+# for each of them. Its width is what a point estimate does not tell: twenty words do not determine what a text is
+# about. Because we know the true shares, we can ask how often they are in their 90 % intervals. Topics have no names:
+# we match each to the subject whose words it has.
 
 # %%
 concentration = np.asarray(model.document_posterior(counts[test]).concentration)
@@ -74,9 +75,8 @@ low, high = (beta.ppf(level, concentration, total - concentration) for level in 
 for name, those in {"under 40 words": lengths[test] < 40, "40 and more": lengths[test] >= 40}.items():
     substantial = (truth > 0.05) & those[:, None]  # Shares of almost nothing are below any interval that has a width.
     inside = ((low <= truth) & (truth <= high))[substantial]
-    print(
-        f"{name}: {inside.mean():.0%} of the shares are in their 90 % intervals, of width {(high - low)[substantial].mean():.2f}"
-    )
+    width = (high - low)[substantial].mean()
+    print(f"{name}: {inside.mean():.0%} of the shares are in their 90 % intervals, of mean width {width:.2f}")
 
 # %%
 plt.rcParams.update({"axes.spines.top": False, "axes.spines.right": False, "figure.constrained_layout.use": True})
@@ -99,15 +99,15 @@ plt.show()
 # %% [markdown]
 # ## What to watch out for
 #
-# - The intervals hold less often than they say. The approximation takes a document's shares and the topics of its words as
-#   independent, and a share's posterior does not know that topics are estimated, too. Read the widths as an order: which
-#   documents say much about their topics, and which do not.
-# - Real texts are less tidy than these. Which words are left out (`stop_words`, `min_df`, `max_df` of the vectorizer) changes
-#   topics more than the algorithm does; topics have no order, and other seeds find others.
-# - The number of topics is yours: compare `perplexity` of held-out documents, or let `bayesrule fit texts.csv --model topics`
-#   choose it in that way.
+# - The intervals hold less often than they say. The approximation takes a document's shares and the topics of its words
+#   as independent, and a share's posterior does not know that topics are estimated, too. Read the widths as an order:
+#   which documents say much about their topics, and which do not.
+# - Real texts are less tidy than these. Which words are left out (`stop_words`, `min_df`, `max_df` of the vectorizer)
+#   changes topics more than the algorithm does; topics have no order, and other seeds find others.
+# - The number of topics is yours: compare `perplexity` of held-out documents, or let `bayesrule fit texts.csv --model
+#   topics` choose it in that way.
 #
 # ## Where next
 #
-# [Estimators](../estimators.md#unsupervised), with `partial_fit` for documents that keep coming; mixtures and factors in
-# [named models](../models.md#mixtures-factor-analysis-topics); [a stream](online_stream.md).
+# [Estimators](../estimators.md#unsupervised), with `partial_fit` for documents that keep coming; mixtures and factors
+# in [named models](../models.md#mixtures-factor-analysis-topics); [a stream](online_stream.md).
