@@ -101,8 +101,8 @@ print("widths, relative to the exact ones:", np.round(np.asarray(quick.q.precisi
 # other machines, and the numbers stay the same.
 
 # %%
-in_memory, labels = rows.head(20_000)
-X, Y = da.from_array(np.asarray(in_memory), chunks=(5_000, 6)), da.from_array(np.asarray(labels), chunks=5_000)
+in_memory, labels = (np.asarray(array, float) for array in rows.head(20_000))
+X, Y = da.from_array(in_memory, chunks=(5_000, 6)), da.from_array(labels, chunks=5_000)
 with dask.config.set(scheduler="threads", num_workers=2):
     on_dask = LogisticRegression().fit(X, Y)
 local = LogisticRegression().fit(in_memory, labels)
@@ -123,7 +123,7 @@ axes.semilogy(
     label="vogn, batches of 500",
 )
 axes.axhline(1.0, color="#222222", linestyle="--", linewidth=1)
-axes.text(0.02, 1.15, "one posterior standard deviation", fontsize=9)
+axes.text(5.0, 1.2, "one posterior standard deviation", fontsize=9, ha="right")
 axes.set(xlabel="passes over the files", ylabel="distance to the optimum\nin posterior standard deviations")
 axes.legend(frameon=False)
 plt.show()

@@ -107,7 +107,8 @@ plt.show()
 # ## What the result means
 #
 # Without forgetting, the posterior becomes narrower for ever and is sure of an average of slopes that never was one.
-# With it, the width settles where new rows and forgotten ones balance: the band stays as wide as the drift makes it.
+# With forgetting, the width settles where new rows and forgotten ones balance. It is still the width of a model whose
+# slope stays where it is: where the truth moves fast, the band lags behind it.
 #
 # ## What to watch out for
 #
