@@ -115,7 +115,8 @@ plt.show()
 #   that looks at draws: take more starts (`starts=64`) where you suspect them.
 # - On 62 posteriors with known moments 50 were trusted, and all 50 rightly; of the 12 refused, 3 had been good. The
 #   thresholds were chosen on the same cases with other keys ([measured](../probabilistic_programs.md#the-verdict)).
-# - Up to 2000 continuous numbers. Discrete sites are summed out where NumPyro can. For mini-batches use `blr.fit`.
+# - Above 2000 continuous numbers q has no correlations, and above 20,000 the fit is refused. Discrete sites are summed
+#   out where NumPyro can. For mini-batches use `blr.fit`.
 #
 # ## Where next
 #
