@@ -77,6 +77,9 @@ for name in rules:
 # %% [markdown]
 # ## What the result means
 #
+# Among rows like the training rows, Adam's probabilities are as good as the others or better: there the data leave
+# little open. What the posterior buys is in the last column.
+#
 # `result.q` is a `DiagonalGaussian` over the parameters, a pytree like the module's own: `q.mean`, `q.precision`,
 # `q.sample(key)`. Each draw is a network that the data allow. Draws agree where there are examples and disagree far
 # away, so that their average is less sure there. The picture shows the probability of the orange class: Adam's network
