@@ -95,6 +95,17 @@ def test_unknown_lengths():
         same(parts.take(np.array([1, 20, 40])), (X[chosen][[1, 20, 40]], Y[chosen][[1, 20, 40]]), 0)
 
 
+def test_columns_of_parquet_files_keep_their_partitions(tmp_path):
+    """Dask would join the files of the one column, and not those of the two."""
+    table = pd.DataFrame({"a": X[:, 0], "b": X[:, 1], "y": Y})
+    for number, begin in enumerate((0, 100)):
+        table[begin : begin + 100].to_parquet(tmp_path / f"{number}.parquet")
+    read = dd.read_parquet(f"{tmp_path}/*.parquet")
+    assert len(read["y"].to_delayed()) < len(read[["a", "b"]].to_delayed()) == 2
+    rows = DaskParts((read[["a", "b"]], read["y"]))
+    same(rows.take(np.array([3, 150])), (X[[3, 150], :2], Y[[3, 150]]), 0)
+
+
 def test_a_large_partition_is_measured_in_blocks():
     parts = DaskParts((da.from_array(X, chunks=(90, 3)), da.from_array(Y, chunks=90)), block_rows=32)
     longest = parts.reduce(rows_of_block, np.maximum)

@@ -305,6 +305,10 @@ def _with_chunks(collection: Any, chunks: tuple[int, ...] | None) -> Any:
 
 
 def _delayed_partitions(collection: Any) -> list[Any]:
+    if hasattr(collection, "simplify"):
+        # Parquet files are read only in the columns that are needed, but small ones are not joined: Dask would join
+        # more of them for fewer columns, so that columns of one DataFrame had different partitions.
+        return list(collection.simplify().to_delayed(optimize_graph=False))
     partitions = collection.to_delayed()
     return list(np.ravel(partitions)) if isinstance(partitions, np.ndarray) else list(partitions)
 
