@@ -1,10 +1,10 @@
-# make demo: a first look; make test, lint, format, bench, clean: for working on the library.
+# make demo: a first look; make docs: the site; make test, lint, format, bench, clean: for working on the library.
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3.11
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: demo test extended lint format bench release-check clean
+.PHONY: demo test extended lint format bench docs release-check clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -47,6 +47,12 @@ format: $(VENV)/dev.stamp
 bench: $(VENV)/dev.stamp
 	$(BIN)/python benchmarks/run.py $(ARGS)
 
+# The site, into build/site. What its pages compute is kept in .cache/docs until the library changes.
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(VENV)/docs.stamp
+	$(BIN)/python -m mkdocs build --quiet --strict
+	@echo "The site is in build/site: open build/site/index.html"
+
 # What users will install: the wheel by itself, without extras and without this folder.
 release-check: $(VENV)/dev.stamp
 	rm -rf dist build/release
@@ -73,4 +79,9 @@ $(VENV)/core.stamp: pyproject.toml | $(VENV)
 $(VENV)/dev.stamp: pyproject.toml | $(VENV)
 	@echo "Installing bayesrule and its development tools into $(VENV) (a few minutes, the first time)"
 	@$(PIP_INSTALL) '.[dev]'
+	@touch $(VENV)/core.stamp $@
+
+$(VENV)/docs.stamp: pyproject.toml | $(VENV)
+	@echo "Installing bayesrule and what the site needs into $(VENV) (a few minutes, the first time)"
+	@$(PIP_INSTALL) '.[docs]'
 	@touch $(VENV)/core.stamp $@

@@ -41,28 +41,3 @@ def test_every_block_runs_in_the_order_of_the_page_and_prints_what_the_page_says
     for block, printed in zip(BLOCKS, ran.stdout.split(BETWEEN), strict=True):
         expected = [line[2:] for line in block.splitlines() if line.startswith("# ")]
         assert rounded(printed) == rounded("\n".join(expected))
-
-
-PAGES = [
-    ("training", None),
-    ("faults", None),
-    ("deep_learning", None),
-    ("loops", None),
-    ("modules", "flax"),
-    ("probabilistic_programs", "numpyro"),
-    ("pytorch", "torch"),
-    ("larger_than_memory", "torch"),
-]
-
-
-@pytest.mark.parametrize(("name", "extra"), PAGES)
-def test_the_snippets_of_a_page_run(name, extra):
-    if extra is not None and importlib.util.find_spec(extra) is None:  # The page runs in a process of its own.
-        pytest.skip(f"needs {extra}")
-    page = README.parent / "docs" / f"{name}.md"
-    code = f"import doctest, sys; sys.exit(doctest.testfile({str(page)!r}, module_relative=False, encoding='utf-8')[0])"
-    settings = os.environ | {"JAX_ENABLE_X64": "0", "PYTHONIOENCODING": "utf-8"}
-    ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=settings, encoding="utf-8"
-    )
-    assert ran.returncode == 0, ran.stdout
