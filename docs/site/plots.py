@@ -11,11 +11,12 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-from bayesrule.gallery.dark_theme import follow_theme
-from bayesrule.gallery.style import BAYESIAN, INK, PLAIN, style_axes
 from matplotlib.figure import Figure
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+
+from bayesrule.gallery.dark_theme import follow_theme
+from bayesrule.gallery.style import BAYESIAN, INK, PLAIN, style_axes
 
 PAGE = "benchmarks.md"
 _PLACE = re.compile(r"<!-- plot: (?P<name>\w+) -->\s*(?P<table>(?:\|.*\n)+)")
