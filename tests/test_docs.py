@@ -17,24 +17,37 @@ DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
 TUTORIALS = sorted((DOCS / "tutorials").glob("*.py"))
 EXTRAS = {
-    "coming_from": "numpyro",
-    "index": "numpyro",
+    "coming_from": "numpyro torch",
     "larger_than_memory": "torch",
     "modules": "flax",
     "probabilistic_programs": "numpyro",
     "pytorch": "torch",
     "tables_on_dask": "dask",
 }
+NEEDED = {
+    "flax_network": "flax",
+    "larger_than_memory": "dask",
+    "numpyro_verdict": "numpyro",
+    "pytorch_network": "torch",
+    "table_uncertainty": "pandas",
+}
+
+
+def skip_without(extras):
+    """A page or script runs in a process of its own, so that the test itself imports nothing."""
+    for extra in extras.split():
+        if importlib.util.find_spec(extra) is None:
+            pytest.skip(f"needs {extra}")
 
 
 def has_code(page):
     return re.search(r"^ *```python", page.read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def run(program, path, folder, *, x64):
+def run(program, path, folder):
     """Run a page or a script in a process of its own, in an empty folder, as a reader would."""
     settings = os.environ | {
-        "JAX_ENABLE_X64": x64,
+        "JAX_ENABLE_X64": "0",
         "MPLBACKEND": "Agg",
         "PYTHONIOENCODING": "utf-8",
         "XDG_CACHE_HOME": str(folder / "cache"),
@@ -48,16 +61,15 @@ def run(program, path, folder, *, x64):
 
 @pytest.mark.parametrize("page", [page for page in PAGES if has_code(page)], ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page, tmp_path):
-    extra = EXTRAS.get(page.stem)
-    if extra is not None and importlib.util.find_spec(extra) is None:  # The page runs in a process of its own.
-        pytest.skip(f"needs {extra}")
-    ran = run(ROOT / "tests" / "run_page.py", page, tmp_path, x64="0")
+    skip_without(EXTRAS.get(page.stem, ""))
+    ran = run(ROOT / "tests" / "run_page.py", page, tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 @pytest.mark.parametrize("script", TUTORIALS, ids=lambda script: script.stem)
 def test_a_tutorial_runs(script, tmp_path):
-    ran = run(DOCS / "site" / "run_script.py", script, tmp_path, x64="0")
+    skip_without(NEEDED.get(script.stem, ""))
+    ran = run(DOCS / "site" / "run_script.py", script, tmp_path)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert (tmp_path / "out" / "cells.json").stat().st_size > 0
 
@@ -65,7 +77,7 @@ def test_a_tutorial_runs(script, tmp_path):
 def test_a_cell_that_fails_fails_the_script_and_names_its_line(tmp_path):
     script = tmp_path / "broken.py"
     script.write_text('"""A title."""\n\n# %% [markdown]\n# Text.\n\n# %%\nprint(1)\n\n\n# %%\nprint(1 / 0)\n')
-    ran = run(DOCS / "site" / "run_script.py", script, tmp_path, x64="0")
+    ran = run(DOCS / "site" / "run_script.py", script, tmp_path)
     assert ran.returncode != 0
     assert 'broken.py", line 11' in ran.stderr
     assert "ZeroDivisionError" in ran.stderr
@@ -74,7 +86,7 @@ def test_a_cell_that_fails_fails_the_script_and_names_its_line(tmp_path):
 def test_a_broken_page_is_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("<!-- setup: n = 2 -->\n\n```python\n>>> n\n2\n\n```\n\n```python\nassert n == 3\n```\n")
-    ran = run(ROOT / "tests" / "run_page.py", page, tmp_path, x64="0")
+    ran = run(ROOT / "tests" / "run_page.py", page, tmp_path)
     assert ran.returncode == 1
     assert 'page.md", line 10' in ran.stdout
 
