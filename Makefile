@@ -50,7 +50,7 @@ bench: $(VENV)/dev.stamp
 # The site, into build/site. What its pages compute is kept in .cache/docs until the library changes.
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: $(VENV)/docs.stamp
-	$(BIN)/python -m mkdocs build --quiet --strict
+	$(BIN)/python -m mkdocs build --strict
 	@echo "The site is in build/site: open build/site/index.html"
 
 # What users will install: the wheel by itself, without extras and without this folder.

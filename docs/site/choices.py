@@ -36,5 +36,7 @@ def _table(group: str, kind: str | None, names: str) -> str:
     named = set(re.findall(r"\w+", names))
     rows = [(name, value) for name, value in names_of_groups()[group] if (name in named) == (kind == "only")]
     lines = ["| | |", "|---|---|"]
-    lines += [f"| [`{name}`][bayesrule.{name}] | {first_sentence(value)} |" for name, value in rows]
+    # An alias is documented where the name is that it stands for.
+    target = lambda name, value: getattr(value, "__name__", name)
+    lines += [f"| [`{name}`][bayesrule.{target(name, value)}] | {first_sentence(value)} |" for name, value in rows]
     return "\n".join(lines)

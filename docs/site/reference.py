@@ -86,7 +86,7 @@ def _entry(name: str, value: Any, path: str, module: str) -> str:
     """A heading with the documentation of one name; `path` is how users write it, `module` where it was found."""
     own = getattr(value, "__name__", name)
     if own != name and own in bayesrule.__all__:
-        return f"### {name} {{ #{path}.{name} }}\n\nAnother name of [`{own}`][{path}.{own}].\n"
+        return f"[](){{#{path}.{name}}}\n\n### {name}\n\nAnother name of [`{own}`][{path}.{own}].\n"
     home = getattr(value, "__module__", None)
     qualified = f"{home}.{getattr(value, '__qualname__', name)}" if str(home).startswith("bayesrule") else ""
     if not (inspect.isclass(value) or callable(value)) or not qualified:
