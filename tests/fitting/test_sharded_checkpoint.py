@@ -30,7 +30,9 @@ def test_a_fit_goes_on_from_its_parts(mesh, tmp_path):
     assert checkpoint.load(mesh) is None
     saved = fit(blr.shard_parameters(jnp.zeros(2), mesh), mesh, 6, checkpoint=checkpoint)
     loaded = checkpoint.load(mesh)
-    assert sorted(int(path.name) for path in checkpoint.folder.iterdir()) == [4, 6]
+    # There is one after every chunk of steps, of which a slow machine makes more.
+    before, last = sorted(int(path.name) for path in checkpoint.folder.iterdir())
+    assert last == 6
     assert (loaded.reason, loaded.steps) == (saved.reason, 6)
     np.testing.assert_array_equal(loaded.trace["objective"], saved.trace["objective"])
     ends = [fit(start, mesh, 4).state for start in (saved, loaded)]
@@ -44,9 +46,9 @@ def test_a_fit_goes_on_from_its_parts(mesh, tmp_path):
             for place in range(0, len(data), 7):
                 data[place] ^= 0x10
             path.write_bytes(data)
-    with pytest.warns(UserWarning, match="step 6.*goes on from that of step 4"):
-        assert checkpoint.load(mesh).steps == 4
-    for path in (checkpoint.folder / "4").rglob("*"):
+    with pytest.warns(UserWarning, match=f"step 6.*goes on from that of step {before}"):
+        assert checkpoint.load(mesh).steps == before
+    for path in (checkpoint.folder / str(before)).rglob("*"):
         if path.is_file() and "/d/" in str(path):
             path.write_bytes(path.read_bytes()[:10])
     with pytest.raises(ValueError, match="all checkpoints are damaged"):

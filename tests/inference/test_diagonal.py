@@ -88,8 +88,3 @@ def test_the_fixed_points_have_an_optimum():
     assert_allclose(np.asarray(fit.q.precision) ** -0.5, scales, rtol=0.05)
     exact = np.sum(np.log(scales)) + 20 * np.log(2 * np.pi)
     assert exact - 0.5 < fit.bound <= exact + 0.5
-
-
-def test_too_many_numbers():
-    with pytest.raises(ValueError, match="20001 are too many"):
-        blr.infer(lambda x: -0.5 * jnp.sum(x**2), (20_001,), key=jax.random.key(0))

@@ -117,7 +117,7 @@ def test_constraints_with_their_jacobians(name):
         ({"x": 1.0}, {"x": "boolean"}, "'x' is constrained to be discrete"),
         ({"x": -1.0}, {"x": "positive"}, "start of 'x', -1.0, is not inside of its constraint"),
         ({}, None, "needs a start"),
-        ({"x": jnp.zeros(2001)}, None, "2001 numbers are too many .*blr.ivon"),
+        ({"x": jnp.zeros(20_001)}, None, "20001 are too many .*blr.ivon"),
     ],
 )
 def test_errors_before_anything_is_computed(start, constraints, message):

@@ -40,8 +40,8 @@ _ALLOWED = 5.0  # nats for each number by which −log p may be higher at the po
 def diagonal_rule(samples: int = SAMPLES) -> Rule:
     r"""The rule that `infer` follows with many numbers: mean-field variational inference at fixed points.
 
-    >>> print(diagonal_rule().family.__name__, diagonal_rule().curvature)
-    DiagonalGaussian Stein()
+    >>> diagonal_rule().points, diagonal_rule().curvature
+    (QuasiMonteCarlo(32), Stein())
     """
     points, guard = QuasiMonteCarlo(samples), Backtracking(monotone=True)
     return Rule(DiagonalGaussian, points, Stein(), Steps(1.0), guard, name="infer (diagonal)", section="3.1")
