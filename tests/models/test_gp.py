@@ -92,7 +92,7 @@ def test_the_chain_is_the_dense_process(name):
         assert_allclose(none.bound, 0.0, atol=1e-12)
 
 
-@pytest.mark.parametrize("kind", ["poisson", "student"])
+@pytest.mark.parametrize("kind", ["poisson", pytest.param("student", marks=pytest.mark.extended)])
 def test_the_chain_is_the_dense_process_for_other_likelihoods(kind):
     """Student-t sites have negative κ where an observation is far out."""
     if kind == "poisson":
