@@ -51,6 +51,7 @@ def predict(
         values = "1 value" if count == 1 else f"{count:,} values"
         typer.echo(
             f"warning: {values} of {name!r} did not occur in training; all indicator columns are 0 for "
+            f"{'it' if count == 1 else 'them'}, and the intervals do not include that nothing is known of "
             f"{'it' if count == 1 else 'them'}",
             err=True,
         )

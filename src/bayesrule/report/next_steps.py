@@ -190,11 +190,19 @@ def _row_is_suspicious(run: Run) -> Iterator[str]:
     probability = (
         f"the model trained without it gives its value the probability {percent(math.exp(density[place]))}"
         if discrete
-        else f"its value is e^{number(typical - density[place], 2)} times less probable than is usual"
+        else f"its value is {_times(typical - density[place])} less probable than is usual"
     )
     others = int(odd.sum()) - 1
     more = f" ({counted(others, 'other row is', 'other rows are')} as odd.)" if others else ""
-    yield f"Check row {row[place]} of the file: it moves the posterior most of all, and {probability}.{more}"
+    yield (
+        f"Check row {row[place]} of the file (the first after the header is row 0): of the rows that do not fit the "
+        f"others it moves the posterior most, and {probability}.{more}"
+    )
+
+
+def _times(nats: float) -> str:
+    """A ratio of probabilities in words."""
+    return f"{number(math.exp(nats), 2)} times" if nats < math.log(1e6) else "over a million times"
 
 
 def _sure_predictions(run: Run) -> Iterator[str]:

@@ -163,7 +163,8 @@ def resolve_config(table: Table, config: dict[str, Any]) -> tuple[Table, Column,
         )
     missing = int(target.missing.sum())
     if missing and config["task"] != "sequence":
-        notes.append(f"{missing:,} rows without a value of {name!r} are left out")
+        rows = "1 row" if missing == 1 else f"{missing:,} rows"
+        notes.append(f"{rows} without a value of {name!r} {'is' if missing == 1 else 'are'} left out")
         table = table.take(~target.missing)
         target = table.column(name)
     if config["task"] in ("binary", "classes"):
