@@ -129,3 +129,20 @@ def test_an_own_family_runs():
     rule = blr.conjugate()
     result = blr.fit(rule, objective, Exponential(jnp.array(-1.0)), jnp.array([1.0, 2.0, 0.5]), steps=1)
     np.testing.assert_allclose(result.q.parameter, -3.5, rtol=1e-6)
+
+
+def test_a_family_with_natural_alone_is_refused():
+    """The default from_natural would fill its fields with λ, and steps would lead elsewhere."""
+    with pytest.raises(TypeError, match=r"Rate has natural\(\).*no from_natural"):
+
+        class Rate(Exponential):
+            def natural(self):
+                return -self.parameter
+
+
+def test_ranks_for_another_number_of_leaves_are_named():
+    class TwoRanks(Exponential):
+        ranks = (0, 0)
+
+    with pytest.raises(ValueError, match=r"TwoRanks.ranks = \(0, 0\) has 2 numbers, and λ has 1"):
+        TwoRanks(jnp.array(-2.0)).log_prob(1.0)

@@ -70,8 +70,9 @@ def expected(
     else:
         if not member.reparameterized:
             raise ValueError(
-                f"Samples of a {type(member).__name__} are not differentiable in μ, so they give no message: use "
-                "Enumeration() where its values can be listed, or give the factor as E log f in μ."
+                f"Samples of {type(member).__name__} are not differentiable in μ, so they give no message: use "
+                "Enumeration() where its values can be listed, or give the factor as E log f in μ. In a family of your "
+                "own whose sample() is differentiable in the parameters, say reparameterized = True."
             )
         theta, weights, _ = points.at(member, key)
     values = jax.vmap(function)(theta)

@@ -419,6 +419,16 @@ class ExponentialFamily(Family):
     reparameterized: ClassVar[bool] = False
     """Whether `sample` is differentiable in the parameters (explicitly or implicitly)."""
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = [name for base in cls.__mro__[: cls.__mro__.index(ExponentialFamily)] for name in vars(base)]
+        # The default would fill the fields with λ, and every step would lead to another member than it should.
+        if "natural" in own and not {"from_natural", "with_natural"} & set(own):
+            raise TypeError(
+                f"{cls.__name__} has natural(), so that its fields are not λ, and no from_natural(natural), which "
+                "makes a member from λ: give both, or store λ itself and leave out both."
+            )
+
     # What an author gives.
 
     @abstractmethod
@@ -509,8 +519,8 @@ class ExponentialFamily(Family):
         Called where a block of a model is read at its mode: by `em` and `Peak`.
         """
         raise ValueError(
-            f"A {type(self).__name__} has no closed form for the θ that maximizes ⟨λ, T(θ)⟩: give the parameter a "
-            "conjugate or a Gaussian block."
+            f"{type(self).__name__} has no mode(), a closed form for the θ that maximizes ⟨λ, T(θ)⟩: give the "
+            "parameter a conjugate or a Gaussian block, or, in a family of your own, override mode()."
         )
 
     def fisher(self) -> Float[Array, "... M M"]:
@@ -678,7 +688,14 @@ class ExponentialFamily(Family):
     # Minimal coordinates: λ as one vector, with symmetric matrices on an orthonormal basis.
 
     def _leaf_ranks(self, leaves: list[Array]) -> tuple[int, ...]:
-        return tuple(leaf.ndim for leaf in leaves) if self.ranks is None else self.ranks
+        if self.ranks is None:
+            return tuple(leaf.ndim for leaf in leaves)
+        if len(self.ranks) != len(leaves):
+            raise ValueError(
+                f"{type(self).__name__}.ranks = {self.ranks} has {len(self.ranks)} numbers, and λ has {len(leaves)} "
+                "leaves: give one for each leaf, how many of its last axes belong to one distribution."
+            )
+        return self.ranks
 
     def _own_ranks(self) -> tuple[int, ...]:
         return self._leaf_ranks(jax.tree.leaves(self.natural()))

@@ -361,4 +361,7 @@ def _public_name(kind: type[eqx.Module]) -> str:
     for name in (kind.__name__, *_OTHERS):
         if _class_named(name) is kind:
             return name
-    raise ValueError(f"A {kind.__name__} has no public name, so no file can refer to it: save its arrays instead.")
+    raise ValueError(
+        f"A {kind.__name__} has no public name, so no file can refer to it: save its arrays, jax.tree.leaves(state), "
+        "and put them back by jax.tree.unflatten(jax.tree.structure(a fresh state), blr.load(path))."
+    )
