@@ -1,10 +1,11 @@
-# make demo: a first look; make docs: the site; make test, lint, format, bench, clean: for working on the library.
+# make demo: a first look; make docs: the site; make test, test-all, lint, format, bench, clean: for working on the
+# library.
 VENV := .venv
 BIN := $(VENV)/bin
 PYTHON ?= python3.11
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 
-.PHONY: demo test extended lint format bench docs release-check clean
+.PHONY: demo test test-all lint format bench docs release-check clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -12,27 +13,32 @@ demo: $(VENV)/core.stamp
 	@$(BIN)/bayesrule fit breast_cancer --out run
 
 # Compiled programs are kept between runs, since compiling is most of what the suite does.
-test: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
-test: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
-test: export JAX_PLATFORMS := cpu
+test test-all: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
+test test-all: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
+test test-all: export JAX_PLATFORMS := cpu
 # XLA optimises less and emits each program as one piece, which saves half of the time and most of the memory.
-# The tests marked `as_users` then run once more as XLA compiles by default; `make test XLA_FLAGS=` runs all so.
-test: export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
-# PyTorch alone takes 180 MB, for which workers would have to drop and recompile their programs: it has its own run.
-test: WITHOUT_TORCH := --ignore-glob='*torch*.py'
+QUICK := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
+
+# What must hold after every change, and one file of it as XLA compiles by default; `make test XLA_FLAGS=` runs all so.
 test: $(VENV)/dev.stamp
 	@mkdir -p $(JAX_COMPILATION_CACHE_DIR)
+	XLA_FLAGS="$${XLA_FLAGS-$(QUICK)}" $(BIN)/python -m pytest $(ARGS)
 ifeq ($(ARGS),)
-	$(BIN)/python -m pytest $(WITHOUT_TORCH)
-	$(BIN)/python -m pytest tests/interop/test_torch.py src/bayesrule/interop
-	XLA_FLAGS= $(BIN)/python -m pytest -m as_users $$(grep -rl --include='*.py' mark.as_users tests)
-else
-	$(BIN)/python -m pytest $(ARGS)
+	XLA_FLAGS= $(BIN)/python -m pytest -m "as_users and not extended" tests/reference/test_glm.py
 endif
 
-# The few tests that take longest.
-extended:
-	@$(MAKE) test ARGS="-m extended $(ARGS)"
+# All tests, or those of some parts: make test-all PART="rule fitting". `as_users` is compiled as XLA does by default.
+PART ?= $(shell $(BIN)/python tests/parts.py)
+test-all: $(VENV)/dev.stamp
+	@mkdir -p $(JAX_COMPILATION_CACHE_DIR)
+	@for part in $(PART); do \
+		mark= flags="$${XLA_FLAGS-$(QUICK)}"; \
+		if [ $$part = as_users ]; then mark=as_users flags=; fi; \
+		printf '\n\n== The part %s ==\n' $$part; \
+		paths=$$($(BIN)/python tests/parts.py $$part) || exit 2; \
+		XLA_FLAGS="$$flags" $(BIN)/python -m pytest -m "$$mark" $$paths $(ARGS) || failed="$$failed $$part"; \
+	done; \
+	test -z "$$failed" || { printf '\nThese parts failed:%s\n' "$$failed"; exit 1; }
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check

@@ -1,16 +1,16 @@
-"""Every test runs in float64 on the CPU unless it says otherwise, and workers stay small."""
+"""Every test runs in float64 on the CPU unless it says otherwise, workers stay small, and slow tests are named."""
 
 import ctypes
 import gc
 import os
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import pytest
-from jax._src.interpreters import mlir
 
 from bayesrule.numerics import programs
 
@@ -27,31 +27,6 @@ collect_ignore = [
 
 RESIDENT_LIMIT = 1_300_000_000  # bytes; the next test may add some 200 MB before it is looked at again
 MAPS_LIMIT = 30_000  # of the 65,530 memory maps that Linux allows a process
-
-
-LOWERINGS_OF_A_CONTEXT = 200
-
-
-def share_contexts():
-    """Have programs share MLIR's contexts, of which JAX makes one for each program and keeps it as long as that.
-
-    A context takes 1.2 MB and 4 ms of the 18 ms that an eager operation of a new shape takes, and the suite compiles
-    tens of thousands of them: workers would have to drop their programs again and again, and compile them again. A new
-    context now and then forgets the constants of programs that are gone.
-    """
-    make_context, made = mlir.make_ir_context, []
-
-    def shared_context():
-        if len(made) % LOWERINGS_OF_A_CONTEXT == 0:
-            made[:] = [make_context()]
-        else:
-            made.append(made[-1])
-        return made[-1]
-
-    mlir.make_ir_context = shared_context
-
-
-share_contexts()
 
 
 def resident_bytes():
@@ -109,3 +84,74 @@ def pytest_runtest_teardown(item, nextitem):
         maps = Path("/proc/self/maps")
         if maps.exists() and maps.read_bytes().count(b"\n") > MAPS_LIMIT:
             release_programs()
+
+
+# The first tier takes a sample of large grids.
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config, items):
+    """Leave the cases of a test marked `sampled` that are not in its sample to the second tier."""
+    whole_files = not any("::" in argument for argument in config.args)
+    grids = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("extended"):
+            grids[item.path, item.parent.name, item.originalname].append(item)
+    for cases in grids.values():
+        named = set(cases[0].get_closest_marker("sampled").args)
+        missing = named - {item.callspec.id for item in cases}
+        if missing and whole_files:
+            raise pytest.UsageError(f"{cases[0].nodeid}: its mark `sampled` names cases that are not there: {missing}")
+        for item in set(cases) - set(covering(cases) if not named else []):
+            if item.callspec.id not in named:
+                item.add_marker("extended")
+
+
+def covering(cases):
+    """Few of the cases, the first ones first, that have every value of every parameter once."""
+    values = lambda item: {(name, id(value)) for name, value in item.callspec.params.items()}
+    left, sample = set().union(*map(values, cases)), []
+    while left:
+        sample.append(max(cases, key=lambda item: len(values(item) & left)))
+        left -= values(sample[-1])
+    return sample
+
+
+# What the run took.
+
+SLOW = 3.0  # seconds of processor time that a test of the first tier should stay below
+SHOWN = 20
+started, costs = {}, {}
+
+
+def processor_seconds():
+    """Those of this process and of the ones that it has started and waited for."""
+    return sum(os.times()[:4])
+
+
+def pytest_runtest_logstart(nodeid):
+    started[nodeid] = processor_seconds()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = yield
+    if call.when == "teardown":
+        report.user_properties.append(("processor seconds", processor_seconds() - started.pop(item.nodeid)))
+    return report
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "teardown":
+        costs[report.nodeid] = dict(report.user_properties).get("processor seconds", 0.0)
+
+
+def pytest_terminal_summary(terminalreporter):
+    if len(costs) < SHOWN:
+        return
+    terminalreporter.section(f"{len(costs)} tests took {sum(costs.values()):.0f} s of processor time; the slowest")
+    for nodeid, seconds in sorted(costs.items(), key=lambda cost: -cost[1])[:SHOWN]:
+        terminalreporter.line(f"{seconds:6.1f} s  {nodeid}{SLOW_NOTE if seconds > SLOW else ''}")
+
+
+SLOW_NOTE = f"  (above {SLOW:.0f} s: shorten it, or mark it as extended)"
