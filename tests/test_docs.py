@@ -59,6 +59,7 @@ def run(program, path, folder):
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("page", [page for page in PAGES if has_code(page)], ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs(page, tmp_path):
     skip_without(EXTRAS.get(page.stem, ""))
@@ -66,6 +67,7 @@ def test_the_code_of_a_page_runs(page, tmp_path):
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("script", TUTORIALS, ids=lambda script: script.stem)
 def test_a_tutorial_runs(script, tmp_path):
     skip_without(NEEDED.get(script.stem, ""))

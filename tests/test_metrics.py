@@ -42,6 +42,7 @@ def test_brier_is_sklearns():
     np.testing.assert_allclose(metrics.brier(BINARY, BINARY_LABELS), 2 * halved, rtol=1e-13)
 
 
+@pytest.mark.extended
 def test_ece_by_hand():
     # Two bins: (0, ½] holds two examples, one of them right; (½, 1] three, two of them right.
     probabilities = np.array([[0.4, 0.3, 0.3], [0.3, 0.5, 0.2], [0.9, 0.05, 0.05], [0.1, 0.1, 0.8], [0.0, 1.0, 0.0]])
@@ -75,6 +76,7 @@ def test_ece_follows_from_the_diagram():
     assert diagram.counts.sum() == 300
 
 
+@pytest.mark.extended
 def test_ece_of_calibrated_predictions_vanishes_with_the_sample():
     # |accuracy − confidence| in a bin of n is about √(2/π · ¼/n) or less: 20 bins of 5000 give at most 0.0056.
     key = jax.random.split(jax.random.key(0))
@@ -150,6 +152,7 @@ def test_jitted_is_the_same(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-14), jitted, function(PROBABILITIES, LABELS))
 
 
+@pytest.mark.extended
 def test_half_precision_counts_all_examples():
     p = jnp.tile(jnp.array([[0.75, 0.25]], jnp.bfloat16), (3000, 1))
     np.testing.assert_allclose(metrics.ece(p, np.zeros(3000, int)), 0.25, rtol=1e-5)

@@ -24,6 +24,7 @@ def check(found):
     assert not wrong, "\n".join(wrong)
 
 
+@pytest.mark.sampled("em mixture 200x4")
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_converged_is_the_optimum_in_float64(program):
     check(verdicts(program, "float64"))

@@ -34,6 +34,7 @@ def run(program: str, home: str, **variables: str) -> subprocess.CompletedProces
     return subprocess.run(command, env=environment, timeout=120, check=True, capture_output=True, text=True)
 
 
+@pytest.mark.extended
 def test_a_second_run_reads_the_cache_and_logs_nothing(tmp_path):
     variables = {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     first, second = (run(PROGRAM, str(tmp_path), **variables) for _ in range(2))

@@ -108,6 +108,9 @@ def quadrature(pair):
 MIRRORED = ("Hessian, full", "Stein, full", "HessianDiagonal", "Reparameterized, full", "Score, full", "Gradient")
 
 
+@pytest.mark.sampled(
+    "Reparameterized, fixed-False", "Score, no baseline-False", "Gradient-False", "Reparameterized, full-True"
+)
 @pytest.mark.parametrize(
     ("pair", "antithetic"), [(pair, False) for pair in PAIRS] + [(pair, True) for pair in MIRRORED]
 )
@@ -145,6 +148,7 @@ def test_bonnet_and_price():
     close((gradient, curvature), (slope, half + half.T), 1e-8)
 
 
+@pytest.mark.extended
 def test_antithetic_pairs_spread_less():
     """Odd parts cancel in pairs m ± ε, so an even Hessian is as good and the gradient far better."""
     spread = {}
@@ -156,6 +160,7 @@ def test_antithetic_pairs_spread_less():
     assert spread[True] < 0.2 * spread[False]
 
 
+@pytest.mark.extended
 def test_a_baseline_keeps_the_mean_and_narrows_the_spread():
     """Each draw against the mean of the others: unbiased (tested above), and less noisy."""
     spread = {}
@@ -168,6 +173,7 @@ def test_a_baseline_keeps_the_mean_and_narrows_the_spread():
     assert spread[True] < 0.2 * spread[False]
 
 
+@pytest.mark.extended
 def test_everything_is_exact_on_a_quadratic():
     """Delta, quadrature of order 2 and any one sample give a quadratic's Hessian; delta its gradient."""
     matrix, vector = jnp.array([[2.0, 0.5], [0.5, 1.0]]), jnp.array([1.0, -2.0])
@@ -255,6 +261,7 @@ IMPLICIT = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("curvature", [blr.Reparameterized(), blr.Score()], ids=["Reparameterized", "Score"])
 @pytest.mark.parametrize("family", IMPLICIT)
 def test_families_on_other_spaces_agree_with_numerical_integrals(family, curvature):
@@ -268,6 +275,7 @@ def test_families_on_other_spaces_agree_with_numerical_integrals(family, curvatu
 # Outputs that are linear in θ.
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("points", [blr.Delta(), blr.Quadrature(20), blr.MonteCarlo(3)], ids=repr)
 def test_the_linear_path_is_the_generic_one(points):
     """Integrating each example over its own output, or the same draws, gives the same as over θ."""
@@ -282,6 +290,7 @@ def test_the_linear_path_is_the_generic_one(points):
         close(fast, slow, 1e-7 if isinstance(points, blr.Quadrature) else 1e-13)
 
 
+@pytest.mark.extended
 def test_the_linear_path_of_several_outputs():
     """Two outputs of four weights: a grid over the outputs equals a grid over the weights."""
 
@@ -301,6 +310,7 @@ def test_the_linear_path_of_several_outputs():
     close(actual, measured(blr.Hessian(), blr.MonteCarlo(2), q, slow, jax.random.clone(key), data=data), 1e-13)
 
 
+@pytest.mark.extended
 def test_outputs_that_do_not_vary():
     """A row of zeros has outputs of zero variance: still finite, with one output and with two."""
     data = (jnp.zeros((1, 2)), jnp.ones(1))
@@ -409,6 +419,7 @@ WEIGHED = {
 }
 
 
+@pytest.mark.sampled("absolute diagonal", "GeneralizedGaussNewton")
 @pytest.mark.parametrize("case", WEIGHED)
 def test_example_weights(case):
     """Weight 2 is a duplicated row; weight 0 an absent one, even if it holds no numbers."""
@@ -438,6 +449,7 @@ def test_stein_with_outputs_that_depend_on_each_other():
     np.testing.assert_allclose(actual[blr.Stein].curvature, actual[blr.Hessian].curvature, rtol=1e-6)
 
 
+@pytest.mark.sampled("Gaussian-GaussNewton()")
 @pytest.mark.parametrize("curvature", [blr.GaussNewton(), blr.GeneralizedGaussNewton()], ids=repr)
 @pytest.mark.parametrize("family", [blr.DiagonalGaussian, blr.Gaussian])
 def test_a_mini_batch_counts_n_over_m_times(family, curvature):

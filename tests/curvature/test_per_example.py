@@ -455,6 +455,14 @@ IN_SINGLE_PRECISION += [
 ]
 
 
+@pytest.mark.sampled(
+    "used twice",
+    "lookup of a sequence",
+    "lookup of a long sequence",
+    "tied to a lookup",
+    "weight normalisation",
+    "standardised",
+)
 @pytest.mark.as_users
 @pytest.mark.parametrize("case", IN_SINGLE_PRECISION)
 def test_single_precision_has_its_own_rounding_only(case, budgets):
@@ -474,6 +482,7 @@ def test_single_precision_has_its_own_rounding_only(case, budgets):
 MAPPED = ["tanh MLP", "linen CNN", "over time", "heads over time", "tied", "layer norm", "scan over layers", "low rank"]
 
 
+@pytest.mark.sampled("tied", "lookup of a long sequence", "scaled")
 @pytest.mark.as_users
 @pytest.mark.parametrize("case", [*MAPPED, "lookup of a sequence", "lookup of a long sequence", "scaled"])
 def test_samples_of_theta_can_be_mapped_over(case, budgets):
@@ -551,6 +560,7 @@ def test_generalized_gauss_newton_of_softmax():
     agree(squares, expected(theta, examples), 1e-11)
 
 
+@pytest.mark.extended
 def test_factors_of_one_position_are_those_of_kfac(budgets):
     function, theta, (x, y) = mlp(jnp.tanh)
     weights = np.abs(draw(BATCH))

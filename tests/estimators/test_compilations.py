@@ -93,6 +93,7 @@ def marked(name):
     return name if name in ORDINARY else pytest.param(name, marks=pytest.mark.extended)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", [marked(name) for name in (*SUPERVISED, *UNSUPERVISED)])
 def test_other_shapes_compile_few_programs(name, compilations):
     first, _ = compilations(fit, name, table(60, 6))

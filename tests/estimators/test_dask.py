@@ -93,6 +93,7 @@ LINEAR = {
 LONG = ("logistic", "three classes, by points", "three classes")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.extended] if n in LONG else []) for n in LINEAR])
 def test_linear_models(name):
     """α by the evidence, the posterior and the bound; bounds at random points agree within their errors."""
@@ -141,6 +142,7 @@ STEPPED = {
 SLOW = ("mixture by messages", "diagonal", "PPCA", "missing values by messages")
 
 
+@pytest.mark.sampled("factor analysis", "topics")
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.extended] if n in SLOW else []) for n in STEPPED])
 def test_the_same_steps_from_the_same_start(name):
@@ -178,6 +180,7 @@ def test_bounds_at_convergence(name):
     assert abs(here.bound_ - there.bound_) / len(rows) < 1e-6
 
 
+@pytest.mark.extended
 def test_a_start_from_many_rows(monkeypatch):
     """Of many rows in parts a start is computed from a sample, the same every time; priors are those of all rows."""
     from bayesrule.estimators import factor_analysis, training_rows

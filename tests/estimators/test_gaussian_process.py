@@ -32,6 +32,7 @@ def test_scikit_learn_checks_at_one_kernel(estimator, check):
     check(estimator)
 
 
+@pytest.mark.extended
 def test_regression_is_scikit_learns_at_the_same_kernel():
     noise = 0.3 * np.var(Y)
     ours = GaussianProcessRegressor(RBF(2.0, 1.5), noise=noise, optimizer=None).fit(X, Y)
@@ -45,6 +46,7 @@ def test_regression_is_scikit_learns_at_the_same_kernel():
     assert_allclose(ours.log_evidence_, theirs.log_marginal_likelihood_value_ - 48 * np.log(Y.std()), rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_the_evidence_is_at_least_scikit_learns():
     kernel = ConstantKernel(1.0, (1e-4, 1e4)) * TheirRBF(np.sqrt(2), (1e-4, 1e4)) + WhiteKernel(0.1, (1e-5, 1e5))
     theirs = TheirRegressor(kernel, alpha=0.0, normalize_y=True).fit((X - X.mean(0)) / X.std(0), Y)
@@ -53,6 +55,7 @@ def test_the_evidence_is_at_least_scikit_learns():
     assert 0.1 < ours.noise_ < 0.6  # truly 0.25
 
 
+@pytest.mark.extended
 def test_laplace_is_scikit_learns_at_the_same_kernel():
     ours = GaussianProcessClassifier(RBF(3.0, 1.5), method="laplace", optimizer=None).fit(X, LABELS)
     theirs = TheirClassifier(ConstantKernel(3.0) * TheirRBF(1.5), optimizer=None).fit(X, LABELS)
@@ -94,6 +97,7 @@ def test_more_classes_and_weights():
     assert heavy.predict_proba(x)[:, 2].mean() > p[:, 2].mean()
 
 
+@pytest.mark.extended
 def test_few_inducing_inputs():
     full = GaussianProcessRegressor(Matern32(1.0, 2.0)).fit(X, Y)
     few = GaussianProcessRegressor(Matern32(1.0, 2.0), n_inducing=30).fit(X, Y)

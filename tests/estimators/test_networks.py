@@ -43,6 +43,7 @@ def test_scikit_learn_checks_of_an_optimizer(estimator, check):
     check(estimator)
 
 
+@pytest.mark.extended
 def test_a_weight_is_a_number_of_repetitions():
     """Also with the default recipe's draws, to the last digits: the noise does not depend on the rows."""
     counts = RANDOM.integers(0, 3, len(X))
@@ -63,6 +64,7 @@ def regressor():
     return MLPRegressor((4,), max_iter=300, samples=8, random_state=0).fit(X, Y)
 
 
+@pytest.mark.extended
 def test_what_is_fitted(classifier, regressor):
     assert isinstance(classifier.posterior_, blr.DiagonalGaussian)
     assert classifier.n_iter_ == len(classifier.loss_curve_) == 60
@@ -76,6 +78,7 @@ def test_what_is_fitted(classifier, regressor):
     assert np.mean(np.abs(mean - Y) < 2 * std) > 0.85
 
 
+@pytest.mark.extended
 def test_a_second_fit_compiles_nothing(classifier):
     """Other rows, other seeds, another prior: the same programs."""
     release_programs()  # Otherwise old programs may be dropped while they are counted.
@@ -111,6 +114,7 @@ def test_draws_are_of_the_target(classifier, regressor):
     np.testing.assert_array_equal(draws, regressor.sample_predictive(X[:7], 400, random_state=0))
 
 
+@pytest.mark.extended
 def test_a_recipe_is_a_name_or_a_value():
     """The same rule by value takes the same steps, and another piece makes another algorithm."""
     settings = {"hidden_layer_sizes": (4,), "max_iter": 60, "samples": 8, "random_state": 0}
@@ -189,6 +193,7 @@ def test_the_noise_is_in_the_units_of_y():
     np.testing.assert_allclose(draws, 1000 * one.sample_predictive(X[:7], 400, random_state=0), rtol=1e-6)
 
 
+@pytest.mark.extended
 def test_single_precision(classifier):
     actual = MLPClassifier((4,), max_iter=60, samples=8, random_state=0).fit(X.astype(np.float32), CLASSES)
     assert actual.posterior_.mean["layer0"]["w"].dtype == np.float32

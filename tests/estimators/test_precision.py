@@ -31,6 +31,7 @@ def ill_conditioned():
     return q, np.linalg.inv(precision)
 
 
+@pytest.mark.extended
 @pytest.mark.as_users
 def test_star98(x64_off):
     """R's and statsmodels' standard errors of a binomial GLM, to their digits; in float32 they are 5 % off."""
@@ -45,6 +46,7 @@ def test_star98(x64_off):
     np.testing.assert_allclose(np.sqrt(model.posterior_.variance()["w"]), record["reference"]["bse"], rtol=1e-6)
 
 
+@pytest.mark.extended
 def test_every_method_computes_in_double_precision(x64_off):
     q, covariance = ill_conditioned()
     reference = scipy.stats.multivariate_normal(q.mean, covariance)
@@ -67,6 +69,7 @@ def test_every_method_computes_in_double_precision(x64_off):
     assert float(wider.kl(wider)) == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.extended
 def test_products_and_properties(x64_off):
     rows = np.random.default_rng(0).normal(size=(60, 2)) + np.repeat([[0.0], [5.0]], 30, axis=0)
     model = GaussianMixture(2, method="vmp", random_state=0).fit(rows)
@@ -90,6 +93,7 @@ def test_it_is_still_the_family(x64_off, tmp_path):
     np.testing.assert_allclose(doubled.covariance(), covariance / 2, rtol=1e-9)
 
 
+@pytest.mark.extended
 def test_under_jit_and_vmap_jax_decides(x64_off):
     q, _ = ill_conditioned()
     assert jax.jit(lambda x: q.log_prob(x))(jnp.ones(3)).dtype == jnp.float32

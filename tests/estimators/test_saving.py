@@ -39,6 +39,7 @@ def test_every_estimator_is_listed():
     assert set(FITS) == set(estimators.__all__)
 
 
+@pytest.mark.sampled("BinaryMLPClassifier", "GaussianProcessRegressor", "CategoricalHMM")
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("name", FITS)
 def test_a_fitted_estimator_comes_back_from_a_file(name, tmp_path):

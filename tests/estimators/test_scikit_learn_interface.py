@@ -49,6 +49,7 @@ def fitted():
     }
 
 
+@pytest.mark.extended
 def test_coefficients_have_scikit_learns_shapes_and_are_writable(fitted):
     shapes = {name: (model.coef_.shape, np.shape(model.intercept_)) for name, model in fitted.items()}
     assert shapes == {"ridge": ((4,), ()), "binary": ((1, 4), (1,)), "classes": ((3, 4), (3,)), "counts": ((4,), ())}
@@ -89,6 +90,7 @@ def test_decision_function_and_log_probabilities_agree_with_the_probabilities(fi
     assert np.all(np.isfinite(far))
 
 
+@pytest.mark.sampled("model1")
 @pytest.mark.parametrize("model", [MLPClassifier(**NETWORK), GaussianProcessClassifier(optimizer=None)])
 def test_every_classifier_has_log_probabilities(model):
     model.fit(X, LABELS)
@@ -105,6 +107,7 @@ def test_linear_models_take_sparse_rows(form, fitted):
         np.testing.assert_allclose(*predictions, rtol=1e-9)
 
 
+@pytest.mark.extended
 def test_single_precision_in_and_out(fitted):
     single = X.astype(np.float32)
     for name, target in (("ridge", SCORE), ("binary", LABELS), ("classes", CLASSES), ("counts", COUNTS)):
@@ -130,6 +133,7 @@ def test_frames_of_single_precision_are_single(fitted):
     assert clone(fitted["ridge"]).fit(frame.astype(float), SCORE).predict(frame.astype(float)).dtype == np.float64
 
 
+@pytest.mark.sampled("tied", "spherical")
 @pytest.mark.parametrize("kind", ["full", "tied", "diag", "spherical"])
 def test_mixtures_have_scikit_learns_covariances(kind):
     ours = GaussianMixture(3, covariance_type=kind, reg_covar=0.0, tol=1e-9, random_state=0).fit(BLOBS)
@@ -148,6 +152,7 @@ def test_mixtures_have_scikit_learns_covariances(kind):
     np.testing.assert_allclose(again.means_, theirs.means_, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.sampled("spherical")
 @pytest.mark.parametrize("kind", ["tied", "spherical"])
 def test_posteriors_with_shared_precisions_integrate_to_one(kind):
     """The predictive density of a posterior, by a grid, and the bound below the likelihood's maximum."""
@@ -187,6 +192,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.sampled("Mat\\xe9rn", "rational quadratic", "line and power")
 @pytest.mark.parametrize("name", KERNELS)
 def test_scikit_learns_kernels_give_its_processes(name):
     x, new = X[:40, :2] + 0.01 * np.arange(40)[:, None], X[40:45, :2]
@@ -260,6 +266,7 @@ def test_verbose_prints_the_progress(capsys):
     assert any(line.startswith("PPCA: Iteration") for line in lines)
 
 
+@pytest.mark.extended
 def test_topics_return_counts_of_words_too():
     words = RANDOM.poisson(1.0, size=(30, 6)) + (np.arange(6) == 0)
     topics = LatentDirichletAllocation(2, max_iter=5, random_state=0)
@@ -279,6 +286,7 @@ def test_outputs_as_frames_and_names():
     assert pipeline[-1].get_feature_names_out().tolist() == ["ppca0", "ppca1"]
 
 
+@pytest.mark.extended
 def test_metadata_is_routed():
     weights = np.where(np.arange(60) < 30, 0.0, 1.0)
     with sklearn.config_context(enable_metadata_routing=True):

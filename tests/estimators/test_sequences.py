@@ -61,6 +61,7 @@ def peer(model):
     return other
 
 
+@pytest.mark.sampled("poisson", "categorical")
 @pytest.mark.parametrize("name", ["gaussian", "poisson", "categorical"])
 def test_states_are_hmmlearn_s(name, fitted):
     model, rows = fitted[name], FITTED[name][1]
@@ -87,6 +88,7 @@ def test_states_are_hmmlearn_s(name, fitted):
     assert set(states) <= {0, 1}
 
 
+@pytest.mark.extended
 def test_lengths_are_hmmlearn_s(fitted):
     """Series one after another: scores and states as hmmlearn has them, and a fit as to a list of series."""
     lengths = [50, 30, 40]
@@ -123,6 +125,7 @@ def test_lengths_that_are_misread_elsewhere_are_refused(arguments, message):
         LinearGaussianStateSpace(2).fit(NUMBERS, **arguments)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("method", ["em", "vmp"])
 def test_steps_that_are_missing_in_part(method):
     """A full covariance: score, filter and smooth use what was observed; by SciPy and the forward algorithm."""
@@ -212,6 +215,7 @@ def test_series_of_many_lengths(name, fitted):
 
 
 # That of a hidden Markov model is in tests/models/test_hmm.py.
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_padding_changes_nothing_and_saves_compilation(fitted, monkeypatch):
     release_programs()  # Otherwise old programs may be dropped while they are counted.
@@ -226,6 +230,7 @@ def test_padding_changes_nothing_and_saves_compilation(fitted, monkeypatch):
     assert_allclose(short.bound_, bare.bound_, rtol=1e-9)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["poisson", pytest.param("space", marks=pytest.mark.extended)])
 def test_a_posterior_widens_predictions(name, fitted):
     estimator, rows = FITTED[name]
@@ -239,6 +244,7 @@ def test_a_posterior_widens_predictions(name, fitted):
         assert np.all(std > fitted[name].predict(FITTED[name][1], 2, return_std=True)[1] * 0.9)
 
 
+@pytest.mark.sampled("em")
 @pytest.mark.parametrize("method", ["em", "vmp"])
 def test_large_means_do_not_cancel(method):
     """Deviations of numbers around 1e8, which have 8 digits left, are those of the numbers around 0."""
@@ -282,7 +288,7 @@ WITHOUT_A_FIT = {
     "check_no_attributes_set_in_init",
     "check_parameters_default_constructible",
     "check_estimators_unfitted",
-    "check_do_not_raise_errors_in_init_or_set_param",
+    "check_do_not_raise_errors_in_init_or_set_params",
     "check_mixin_order",
     "check_get_params_invariance",
     "check_set_params",
@@ -298,9 +304,8 @@ def checks():
                 applies = check_name in WITHOUT_A_FIT
             else:
                 applies = check_name not in NOT_FOR_SERIES
-            if applies:  # A state space of four types of numbers takes a quarter of a minute: `make extended`.
-                long = (name, check_name) == ("LinearGaussianStateSpace", "check_estimators_dtypes")
-                marks = [pytest.mark.extended] if long else []
+            if applies:
+                marks = [] if check_name in {*WITHOUT_A_FIT, "check_n_features_in"} else [pytest.mark.extended]
                 yield pytest.param(estimator, check, id=f"{name}-{check_name}-{number}", marks=marks)
 
 

@@ -39,6 +39,7 @@ CHECKED = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("count", [3, 5])
 def test_several_starts_of_a_mixture_are_as_good_as_scikit_learn_s(count):
     """82 numbers in clusters of very different sizes, where k-means alone ends in poor optima."""
@@ -74,6 +75,7 @@ def same(one, other, **tolerance):
     assert_allclose(one.bound_, other.bound_, rtol=1e-10)
 
 
+@pytest.mark.sampled("diag")
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("kind", ["full", "diag"])
 def test_em_takes_scikit_learn_s_steps(kind):
@@ -93,6 +95,7 @@ def test_em_takes_scikit_learn_s_steps(kind):
     assert not hasattr(pickle.loads(pickle.dumps(ours)), "watch")
 
 
+@pytest.mark.extended
 def test_a_posterior_of_mixtures_is_scikit_learn_s_and_mini_batches_come_close():
     random = np.random.default_rng(0).permutation(150)
     train, test = ROWS[random[:120]], ROWS[random[120:]]
@@ -125,6 +128,7 @@ SMALL = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", SMALL)
 def test_padding_changes_nothing_and_saves_compilation(name, monkeypatch):
     estimator, rows, others, module = SMALL[name]
@@ -138,6 +142,7 @@ def test_padding_changes_nothing_and_saves_compilation(name, monkeypatch):
     same(first, clone(estimator).fit(rows), rtol=1e-8, atol=1e-11)
 
 
+@pytest.mark.extended
 def test_maximum_likelihood_is_scikit_learn_s():
     ours, theirs = PPCA(1, tol=1e-13).fit(ROWS), PCA(1).fit(ROWS)
     assert_allclose(ours.noise_variance_ * 150 / 149, theirs.noise_variance_, rtol=1e-6)
@@ -152,6 +157,7 @@ def test_maximum_likelihood_is_scikit_learn_s():
     assert_allclose(ours.inverse_transform(ours.transform(rows)).mean(0), rows.mean(0))
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize(("name", "sizes"), [("iris", (2,)), ("wine", (1,)), ("diabetes", (3,)), ("noise", (5,))])
 def test_the_likelihood_is_not_below_scikit_learn_s(name, sizes):
@@ -192,6 +198,7 @@ def test_missing_values():
     assert abs(actual - whole[:, 0].mean()) < 0.6 < abs(np.nanmean(censored[:, 0]) - whole[:, 0].mean())
 
 
+@pytest.mark.extended
 def test_unneeded_factors_shrink_and_uncertain_loadings_shrink_scores():
     random = np.random.default_rng(1)
     rows = random.normal(size=(200, 1)) @ random.normal(size=(1, 4)) + 0.3 * random.normal(size=(200, 4))
@@ -208,6 +215,7 @@ def corpus(documents):
     return np.stack([random.multinomial(50, share @ topics) for share in random.dirichlet(np.full(3, 0.2), documents)])
 
 
+@pytest.mark.extended
 def test_topics_are_as_good_as_scikit_learn_s():
     counts = corpus(160)
     train, test = counts[:100], counts[100:]
@@ -298,6 +306,7 @@ def test_bad_input(name):
         clone(estimator).fit(rows)
 
 
+@pytest.mark.extended
 def test_a_fit_that_did_not_converge_warns():
     with pytest.warns(ConvergenceWarning, match="did not converge in 5 iterations"):
         GaussianMixture(3, max_iter=5, tol=0).fit(ROWS)

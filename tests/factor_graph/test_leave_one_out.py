@@ -19,6 +19,7 @@ def regression(likelihood):
     return blr.Model({"w": PRIOR}, {"prior": factors.prior("w", PRIOR), "y": likelihood})
 
 
+@pytest.mark.extended
 def test_linear_regression_is_exact():
     """Against the predictive densities of a Gaussian process with the same covariance, all left out in closed form."""
     y = X @ [1.0, -1.0, 0.5] + 0.5 * RANDOM.normal(size=40)
@@ -50,6 +51,7 @@ def test_conjugate_counts_are_exact():
     assert_allclose(left.log_density, ratios, atol=1e-10)
 
 
+@pytest.mark.sampled("poisson")
 @pytest.mark.parametrize("kind", ["logit", "poisson"])
 def test_other_likelihoods_are_close_to_refits(kind):
     """Forty refits: within 0.015 nats where a row has moved q by less than 0.1 nats, and 0.01 on average; where one
@@ -102,6 +104,7 @@ def log_density_of_observed(y, covariance):
     return multivariate_normal(np.zeros(seen.sum()), covariance[np.ix_(seen, seen)]).logpdf(y[seen])
 
 
+@pytest.mark.extended
 def test_more_outputs_than_states_are_exact():
     """One state with three outputs: the outputs' covariance is singular. Against log p(y) − log p(y without a step) of
     the joint Gaussian of all observations, one of which is missing."""
@@ -145,6 +148,7 @@ def test_counts_with_more_outputs_than_states():
         assert_allclose(left.log_density[n], expected, atol=1e-4)
 
 
+@pytest.mark.extended
 def test_a_precision_block_beside_several_outputs():
     """A missing entry of a step sends no message to the precision of its output."""
     y = np.random.default_rng(1).normal(size=(6, 3))
@@ -190,6 +194,7 @@ def test_where_rows_cannot_be_left_out():
     assert result.loo("a").proper.all()
 
 
+@pytest.mark.extended
 def test_sites_are_saved_with_the_result(tmp_path):
     y = (X[:, 0] > 0).astype(float)
     model = blr.Model(
@@ -207,6 +212,7 @@ def test_sites_are_saved_with_the_result(tmp_path):
         assert_allclose(one, other, rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_a_grid_that_is_too_coarse_is_said():
     """Two outputs a row under a wide prior: the grid of the cavity has 64 nodes in each, far apart."""
     x, y = np.eye(2)[[0, 1]], np.array([[4.0, 0.0], [0.0, 3.0]])

@@ -53,6 +53,7 @@ def regression(kind, **how):
     return blr.Model({"w": prior}, {"prior": factors.prior("w", prior), "y": likelihood}, size=SIZE)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rule", [blr.cvi(1.0), blr.ncvmp()], ids=lambda rule: rule.name)
 def test_one_logistic_site(rule):
     """Infer.NET's NonconjugateVMPTests: x ~ N(0, 1), one observation y = 1."""
@@ -88,6 +89,7 @@ def assert_same_steps(whole, sites, tolerance):
     assert_allclose(float(sites.bound), float(whole.bound), rtol=tolerance)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", LIKELIHOODS)
 def test_cvi_ends_where_the_bound_is_flat_and_sites_take_the_same_steps(kind):
     """The plain gradient of the bound, in coordinates that the rule knows nothing of, is below 1e-6 at the end.
@@ -144,6 +146,7 @@ def assert_sum_of_sites(state, x, tolerance):
         assert_allclose(kept, summed, rtol=0, atol=tolerance * np.max(np.abs(summed)))
 
 
+@pytest.mark.extended
 @pytest.mark.as_users
 def test_sites_of_counts_in_float32():
     """Poisson regression, 200 rows, from a prior N(0, I): the optimum of the bound by SciPy in float64."""
@@ -176,6 +179,7 @@ def test_sites_of_counts_in_float32():
 IN_FLOAT32 = ("poisson", "softmax")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "kind", [kind if kind in IN_FLOAT32 else pytest.param(kind, marks=pytest.mark.extended) for kind in LIKELIHOODS]
 )
@@ -189,6 +193,7 @@ def test_sites_are_the_global_form_in_float32(kind):
     assert_sum_of_sites(sites.state, data["x"], 1e-5)
 
 
+@pytest.mark.sampled("60-float64")
 @pytest.mark.as_users
 @PRECISIONS
 @pytest.mark.parametrize("batch_size", [SIZE, 16])
@@ -240,6 +245,7 @@ def test_sites_need_to_know_their_rows():
         rule.step(model, rule.init(None, model), {name: array[:16] for name, array in data.items()})
 
 
+@pytest.mark.extended
 def test_sites_of_weighted_rows_that_stand_for_others():
     """`count` scales all messages by N/M, in both forms alike."""
     model, data = regression("logit"), responses("logit")
@@ -266,6 +272,7 @@ def test_sites_take_plain_steps_only(steps):
         blr.cvi(0.5, sites=True).replace(steps=steps)
 
 
+@pytest.mark.extended
 def test_sites_make_mini_batches_exact():
     """Batches renew their own sites, so that passes over the data end at the optimum itself, at a constant rate."""
     model, data = regression("logit"), responses("logit")
@@ -276,6 +283,7 @@ def test_sites_make_mini_batches_exact():
     assert_allclose(passes.q["w"].precision, best.q["w"].precision, atol=1e-8)
 
 
+@pytest.mark.extended
 def test_sites_of_weighted_rows_in_mini_batches():
     """Batches of rows that stand for others end where all of these rows do: each has the same N/count as there."""
     model = regression("logit")
@@ -297,6 +305,7 @@ def test_sites_of_rows_that_are_missing():
         assert_allclose([result.q["m"].mean, result.q["m"].precision], [6 / 5, 5], rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_monte_carlo_messages_are_right_on_average():
     """Draws of the message against quadrature, with their standard error; a factor of values needs no outputs."""
     data = responses("logit")
@@ -326,6 +335,7 @@ def test_monte_carlo_messages_are_right_on_average():
             assert np.all(np.abs(np.mean(many, axis=0) - one) < 5 * error)
 
 
+@pytest.mark.extended
 def test_monte_carlo_cvi_ends_near_the_optimum():
     model, data = regression("logit", points=blr.MonteCarlo(8, antithetic=True)), responses("logit")
     best = blr.fit(blr.cvi(0.7), regression("logit"), None, data, steps=150, tolerance=1e-18)
@@ -335,6 +345,7 @@ def test_monte_carlo_cvi_ends_near_the_optimum():
     assert float(result.q["w"].kl(best.q["w"])) < 5e-3
 
 
+@pytest.mark.extended
 def test_the_bound_beats_jaakkola_and_jordan_s():
     """Their quadratic bound on logistic regression, iterated to its optimum, on each of twenty seeds."""
     model = regression("logit")
@@ -360,6 +371,7 @@ def quadratic_bound(x, y):
     return 0.5 * mean @ precision @ mean - 0.5 * np.linalg.slogdet(precision)[1] + rest.sum()
 
 
+@pytest.mark.extended
 def test_a_boltzmann_machine_has_the_mean_field_equations():
     random = np.random.default_rng(3)
     couplings = 0.2 * random.normal(size=(6, 6))
@@ -375,6 +387,7 @@ def test_a_boltzmann_machine_has_the_mean_field_equations():
     assert exact - 0.5 < result.bound < exact
 
 
+@pytest.mark.extended
 def test_ncvmp_is_damped_where_whole_steps_diverge():
     """Counts of 100 with rate e^{6w}, from N(0, 1): ρ = 1 leaps to and fro, and the guard's shorter steps do not."""
     prior = blr.Gaussian(jnp.zeros(1), jnp.eye(1))

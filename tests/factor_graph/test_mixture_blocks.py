@@ -52,6 +52,7 @@ def two_modes():
     return blr.fit(RULE, model(mixture()), None, DATA, steps=400, tolerance=1e-10)
 
 
+@pytest.mark.extended
 def test_two_modes(two_modes):
     """The bound is log p(y) − KL on the grid; the weights are those of the two modes, which the prior makes unequal."""
     result = two_modes
@@ -107,6 +108,7 @@ def test_a_step_is_that_of_a_mixture_by_itself():
         np.testing.assert_allclose(a, b, rtol=1e-7)  # as far as 64 nodes integrate log r_k
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["full", "diagonal"])
 def test_one_component_is_the_plain_block(kind):
     if kind == "full":
@@ -120,6 +122,7 @@ def test_one_component_is_the_plain_block(kind):
     np.testing.assert_allclose(one.bound, other.bound, rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_conjugate_factors_and_a_second_block():
     """y = f² + noise of unknown precision t, and a Gaussian observation of f itself; the joint is on a grid of both."""
     t_prior = blr.Gamma(3.0, 2.0)
@@ -161,6 +164,7 @@ def test_conjugate_factors_and_a_second_block():
     np.testing.assert_allclose(result.q["t"].rate, 2 + squares / 2, rtol=1e-3)
 
 
+@pytest.mark.extended
 def test_two_dimensions():
     """A ring in two dimensions, seen from two sides: KL of a mixture of three on a grid is far below one Gaussian's."""
     axis = np.linspace(-4, 4, 201)

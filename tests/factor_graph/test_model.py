@@ -173,6 +173,9 @@ CASES = {
 }
 
 
+@pytest.mark.sampled(
+    "multivariate", "bilinear", "softmax", "student_t", "boltzmann", "any function, by draws and a sum"
+)
 @pytest.mark.parametrize("name", CASES)
 def test_a_factor_is_the_expectation_of_its_log(name):
     """4000 draws of the blocks, SciPy's density: within five standard errors; and its message is finite and needs no
@@ -188,6 +191,7 @@ def test_a_factor_is_the_expectation_of_its_log(name):
     assert abs(float(expected["f"]) - np.mean(values)) < 5 * np.std(values) / np.sqrt(4000) + 1e-12
 
 
+@pytest.mark.extended
 def test_messages_are_derivatives_in_the_expectation_parameters():
     """By finite differences of the factor between neighbours q, with their μ: dE log f = ⟨message, dμ⟩."""
     for name in ("linear", "bilinear", "multivariate, joint", "choice", "student_t"):
@@ -211,6 +215,7 @@ def test_messages_are_derivatives_in_the_expectation_parameters():
 # Missing entries.
 
 
+@pytest.mark.extended
 def test_a_missing_entry_sends_no_message():
     model, holes = normal_gamma(), np.where(np.arange(12) % 3 == 0, np.nan, Y)
     some = blr.fit(blr.vmp(), model, None, {"y": holes}, steps=20)
@@ -249,6 +254,7 @@ def test_missing_entries_of_a_matrix():
 # Bounds.
 
 
+@pytest.mark.extended
 def test_contributions_add_up_to_the_bound():
     model = normal_gamma()
     result = blr.fit(blr.vmp(), model, None, {"y": Y}, steps=20, check=True)
@@ -285,6 +291,7 @@ def test_check_catches_a_wrong_factor():
 # Streams.
 
 
+@pytest.mark.extended
 def test_a_stream_of_pieces_is_the_whole():
     """The posterior becomes the prior: exact for a conjugate model, whatever the pieces."""
     prior = blr.NormalGamma(0.0, 1.0, 2.0, 1.0)
@@ -429,6 +436,7 @@ def test_filling_of_ragged_rows_is_missing():
 # Errors.
 
 
+@pytest.mark.sampled("rule1")
 @pytest.mark.parametrize("rule", [blr.vmp(), blr.cvi(0.5), blr.cvi(0.5, sites=True)])
 def test_without_rows_the_posterior_is_the_prior(rule):
     prior = blr.Gaussian(jnp.arange(3.0), 2 * jnp.eye(3))
@@ -541,6 +549,7 @@ def test_data_that_do_not_fit_say_so():
         blr.fit(blr.cvi(0.5), blr.Model({"w": WEIGHTS}, {"f": drawn}), None, steps=1)
 
 
+@pytest.mark.extended
 def test_labels_that_are_none_of_the_classes():
     p = blr.Dirichlet(jnp.ones(3))
     model = blr.Model({"p": p}, {"prior": factors.prior("p", p), "y": factors.category("y", probabilities="p")})
@@ -582,6 +591,7 @@ def test_more_wrong_ways_in():
         blr.vmp(order="backwards")
 
 
+@pytest.mark.extended
 def test_a_factor_that_is_not_finite_is_named():
     sick = blr.Factor(lambda mu, y: jnp.log(y) * mu[0], "mean", data="y")
     model = blr.Model({"mean": MEAN}, {"prior": factors.prior("mean", MEAN), "sick": sick})

@@ -78,6 +78,7 @@ def model_of(kind, sd, dtype):
 RULES = {"cvi": blr.cvi(1.0), "sites": blr.cvi(1.0, sites=True), "ncvmp": blr.ncvmp()}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("double", [True, False], ids=["float64", "float32"])
 @pytest.mark.parametrize(
     ("name", "kind"),
@@ -100,6 +101,7 @@ def test_wide_and_narrow_priors_converge(name, kind, double):
         assert_allclose(float(result.bound), bound, atol=1e-4 if double else 2e-3)
 
 
+@pytest.mark.extended
 def test_student_t_is_not_below_its_laplace_start():
     """Outliers, a scale of 0.3 and a prior of sd 10: from the prior the steps would wander."""
     random = np.random.default_rng(1)
@@ -119,6 +121,7 @@ def test_student_t_is_not_below_its_laplace_start():
     assert float(result.bound) >= float(model.bound(laplace, data))
 
 
+@pytest.mark.extended
 @pytest.mark.as_users
 def test_counts_on_a_trend_chain_in_float32():
     """The README's example. At the optimum m = K(y − r), V = (K⁻¹ + diag r)⁻¹ with r = e^{m + v/2}: NumPy's K."""
@@ -143,6 +146,7 @@ def test_counts_on_a_trend_chain_in_float32():
     assert_allclose(result.q["f"].variance, v, rtol=5e-3)
 
 
+@pytest.mark.extended
 def test_a_good_start_is_kept():
     """A start whose first step is accepted is where the steps begin, as is one above the narrowed start's bound."""
     model, data = model_of("poisson_exp", 100.0, jnp.float64)

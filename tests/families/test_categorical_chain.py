@@ -49,6 +49,7 @@ def counted(actual, chances, states):
 CASES = [(1, {}), (5, {}), (6, {"zeros": True}), (1, {"varying": True}), (4, {"varying": True, "zeros": True})]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("steps", "kind"), CASES)
 def test_all_paths_say_the_same(steps, kind):
     given = chain(steps, **kind)
@@ -69,6 +70,7 @@ def test_all_paths_say_the_same(steps, kind):
     assert_allclose(best.log_probability, np.max(logs), rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_draws_have_the_probabilities_of_paths():
     given = chain(4, zeros=True)
     _, logs = paths(*given)
@@ -83,6 +85,7 @@ def test_draws_have_the_probabilities_of_paths():
     assert np.all(np.asarray(batch)[:, 1, 2:] == -1)
 
 
+@pytest.mark.extended
 def test_the_gradient_is_forward_backward():
     """Differentiated through a plain forward algorithm, and twice."""
     initial, transitions, weights = chain(5)
@@ -105,6 +108,7 @@ def test_the_gradient_is_forward_backward():
     assert_allclose(twice, jax.jit(jax.hessian(lambda w: plain(initial, transitions, w)))(weights), atol=1e-11)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("own", [False, True], ids=["one chain", "a chain each"])
 def test_filling_counts_for_nothing(own):
     initial, transitions, weights = chain(6)
@@ -129,6 +133,7 @@ def test_filling_counts_for_nothing(own):
         assert_array_equal(nothing, 0)
 
 
+@pytest.mark.extended
 def test_long_chains_in_float32():
     initial, transitions, weights = chain(50_000, 8)
     exact = markov.smooth(initial, transitions, weights)
@@ -165,6 +170,7 @@ def test_what_is_impossible_says_so():
 # The family.
 
 
+@pytest.mark.extended
 def test_a_known_chain_is_bayes_rule_in_one_step():
     initial, transitions, _ = chain(7)
     y = jnp.array([0.3, 2.1, jnp.nan, -1.0, 0.2, 1.9, 2.2])
@@ -184,6 +190,7 @@ def test_a_known_chain_is_bayes_rule_in_one_step():
     assert_allclose(again.q["z"].natural(), result.q["z"].natural(), atol=1e-12)
 
 
+@pytest.mark.extended
 def test_a_chain_chooses_among_components():
     """`choice` with a chain as its selector: the same sweep as with the states summed out."""
     initial, transitions, _ = chain(30)

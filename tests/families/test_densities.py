@@ -115,6 +115,7 @@ def test_entropy(q, expected):
     close(q.entropy(), expected)
 
 
+@pytest.mark.extended
 def test_poisson_entropy_and_its_derivative():
     rates = np.array([1e-3, 0.05, 0.7, 3.0, 20.0, 150.0, 1000.0])
     close(Poisson(rates).entropy(), stats.poisson(rates).entropy(), 1e-11)
@@ -164,6 +165,7 @@ def test_divergence(q, other, peer, peer_other):
     close(q.kl(other), expected)
 
 
+@pytest.mark.extended
 def test_product_sums_batches_and_keeps_sample_axes():
     rates = jnp.array([1.5, 0.4, 2.0])
     q = Product({"rates": Gamma(2.5, rates), "chance": Beta(0.7, 3.0)})
@@ -194,6 +196,7 @@ class VonMises(ExponentialFamily):
         return jax.random.uniform(key, shape + self.cosine.shape, maxval=2 * jnp.pi)  # for shapes only
 
 
+@pytest.mark.extended
 def test_a_family_of_four_methods_gets_the_rest():
     length, angle = np.array([0.5, 3.0]), np.array([0.3, -1.0])
     q = VonMises(jnp.asarray(length * np.cos(angle)), jnp.asarray(length * np.sin(angle)))

@@ -76,6 +76,7 @@ def test_momentum_of_a_diagonal_gaussian_by_its_formula():
         np.testing.assert_allclose(moved.mean[name], mean, rtol=1e-14)
 
 
+@pytest.mark.extended
 def test_a_fixed_gaussian_does_not_decay():
     """λ is the mean's part only and h carries −½θᵀSθ: at any temperature the step is m − ρS⁻¹g."""
     here, _, gradient, _ = fixed_members()
@@ -119,6 +120,7 @@ def free(loss, q, temperature):
     return loss(q.expectation()) - temperature * q.entropy()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("temperature", [1.0, 0.4])
 @pytest.mark.parametrize("family", MIRROR)
 def test_a_step_is_mirror_descent_in_expectation_parameters(family, temperature):
@@ -147,6 +149,7 @@ def test_a_step_is_mirror_descent_in_expectation_parameters(family, temperature)
     assert not info.guard
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", MIRROR)
 def test_the_reverse_form_steps_in_expectation_parameters(family):
     """μ' = μ − ρ∇_λL: mirror descent in λ (end of section 2.2)."""
@@ -160,6 +163,7 @@ def test_the_reverse_form_steps_in_expectation_parameters(family):
     close(state.q.expectation(), expected, 1e-11)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("family", MIRROR)
 def test_the_reverse_form_has_the_rules_fixed_point(family):
     """Both stop where ∇L = 0, in whichever coordinates they step."""
@@ -175,6 +179,7 @@ def test_the_reverse_form_has_the_rules_fixed_point(family):
     np.testing.assert_allclose(ends[0].coordinates(slope), 0.0, atol=1e-11)
 
 
+@pytest.mark.extended
 def test_momentum_in_the_reverse_form():
     """Natural momentum adds γ(μ − μ_{t−1}) when the step is in μ."""
     here, before, gradient, curvature = full_members()
@@ -201,6 +206,7 @@ def low_rank_step(rank):
     return q.moved(step), here.moved(dataclasses.replace(step, curvature=dense)), gradient
 
 
+@pytest.mark.extended
 def test_a_low_rank_gaussian_of_full_rank_moves_as_a_gaussian():
     """With as many columns as dimensions nothing is projected away."""
     moved, full, _ = low_rank_step(4)

@@ -55,6 +55,7 @@ def test_densities_are_scipys():
     np.testing.assert_allclose(q.log_prob(theta), expected, rtol=1e-12)
 
 
+@pytest.mark.sampled("spherical")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_draws_have_the_expected_statistics(name):
     q, count = FAMILIES[name](), 40_000

@@ -40,6 +40,7 @@ def errors(result, prior_sd):
     return abs(float(q.mean[0]) - mean) / sd, abs(float(q.precision[0, 0]) ** -0.5 / sd - 1)
 
 
+@pytest.mark.sampled("0.1", "1.0", "30.0", "100.0", "1000.0")
 @pytest.mark.parametrize("prior_sd", [1e-3, 0.1, 1.0, 10.0, 30.0, 100.0, 1000.0])
 def test_a_count_of_zero_under_any_prior(prior_sd):
     model, data = count_of_zero(prior_sd)
@@ -48,6 +49,7 @@ def test_a_count_of_zero_under_any_prior(prior_sd):
     assert max(errors(result, prior_sd)) < 2e-3
 
 
+@pytest.mark.extended
 def test_a_start_so_wide_that_its_rounding_errors_would_stay():
     """A chain of one step, from its prior: E e^f is e^60, and so are the messages of the first step."""
     prior_sd = 11.0
@@ -60,6 +62,7 @@ def test_a_start_so_wide_that_its_rounding_errors_would_stay():
     assert float(result.q["f"].variance[0]) ** 0.5 == pytest.approx(sd, rel=2e-3)
 
 
+@pytest.mark.sampled("100.0")
 @pytest.mark.as_users
 @pytest.mark.parametrize("prior_sd", [0.1, 10.0, 100.0])
 def test_a_count_of_zero_in_single_precision(prior_sd):
@@ -72,6 +75,7 @@ def test_a_count_of_zero_in_single_precision(prior_sd):
         assert max(errors(result, prior_sd)) < 5e-3
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rule", [blr.ncvmp(), blr.cvi(sites=True)], ids=["ncvmp", "sites"])
 def test_slow_steps_are_not_called_converged_far_from_the_optimum(rule):
     """These are not accelerated. Their decrement falls to the tolerance 0.2 standard deviations from the optimum."""
@@ -85,6 +89,7 @@ def test_slow_steps_are_not_called_converged_far_from_the_optimum(rule):
     assert max(errors(result, 100.0)) < 0.02
 
 
+@pytest.mark.extended
 def test_an_accelerated_fit_that_is_resumed_takes_the_same_steps(tmp_path):
     """Also where it is resumed before the change to accelerated steps, and after it."""
     model, data = count_of_zero(100.0)
@@ -113,6 +118,7 @@ def test_what_is_not_accelerated():
     assert accelerated(low_rank, loss, state.q, jnp.zeros((3, 4))) is None
 
 
+@pytest.mark.extended
 def test_steps_of_the_delta_method_are_not_accelerated():
     """Nothing judges an extrapolated step there: accelerated, this fit calls a saddle point of the joint converged.
 
@@ -139,6 +145,7 @@ def test_a_slow_fit_says_how_many_steps_it_needs():
     assert "more are needed" in result.explanation
 
 
+@pytest.mark.extended
 def test_a_distance_that_leads_out_of_the_domain_is_a_number():
     """λ + e has a negative precision, and ½⟨e, Fe⟩ is that of a dense solve with F in the coordinates (Sm, −S/2).
 

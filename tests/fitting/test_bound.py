@@ -67,6 +67,7 @@ def judged(f, q, points, key=0):
     return judge_bound(rule, as_objective(f), rule.init(q), None, jax.random.key(key))
 
 
+@pytest.mark.sampled("Quadrature(4)-poisson")
 @pytest.mark.parametrize("name", TWO)
 @pytest.mark.parametrize("points", [blr.MonteCarlo(10), blr.Quadrature(4)], ids=repr)
 def test_two_dimensions_are_integrated_by_grids_that_know_their_error(name, points):
@@ -76,6 +77,7 @@ def test_two_dimensions_are_integrated_by_grids_that_know_their_error(name, poin
     assert bound.error < 1e-2
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "f", [lambda t: jnp.sum(jnp.cosh(t - 1.0)) + 0.5 * t @ t, lambda t: jnp.sum((1 - t**2) ** 2)], ids=["cosh", "wells"]
 )
@@ -125,6 +127,7 @@ def wide_banana_bound(q):
     return 0.5 * np.linalg.slogdet(2 * math.pi * math.e * covariance)[1] - loss
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("f", "bound_of"), [(wide_poisson, wide_poisson_bound), (banana, wide_banana_bound)], ids=["poisson", "banana"]
 )
@@ -142,6 +145,7 @@ def test_standard_errors_are_honest(f, bound_of):
     assert len({bound.value for bound in bounds}) == 60
 
 
+@pytest.mark.extended
 def test_the_bound_is_taken_where_no_step_looked():
     """A fit with two fixed draws a step ends well above its true bound, which the old estimate did not see."""
     q = gaussian(SIZE)
@@ -194,6 +198,7 @@ def linear_objective(loss, outputs=1, **prior):
     return blr.Objective(loss, output=lambda w, x: x @ w.reshape(2, outputs), size=20, linear=True, **prior)
 
 
+@pytest.mark.sampled("Quadrature(6)-logistic-y1")
 @pytest.mark.parametrize(("loss", "y"), [(poisson, COUNTS), (logistic, CLASSES), (student, COUNTS)])
 @pytest.mark.parametrize("points", [blr.MonteCarlo(10), blr.Quadrature(6)], ids=repr)
 def test_linear_outputs_are_integrated_in_their_own_dimension(loss, y, points):
@@ -206,6 +211,7 @@ def test_linear_outputs_are_integrated_in_their_own_dimension(loss, y, points):
     assert bound.error < 1e-3
 
 
+@pytest.mark.extended
 def test_several_linear_outputs_have_a_standard_error():
     """A softmax of four classes under 8 weights, against 10⁵ draws of the outputs."""
     labels = jnp.asarray(RNG.integers(0, 4, 20))
@@ -232,6 +238,7 @@ def test_a_penalty_is_integrated_and_not_expanded():
     assert abs(bound.value - truth) <= bound.error + 1e-9
 
 
+@pytest.mark.extended
 def test_mixtures_are_averaged_by_component():
     """Against a dense grid in one dimension, whose density is written out by SciPy."""
     q = blr.Mixture([1.0, 3.0], [blr.Gaussian(jnp.array([m]), jnp.array([[s]])) for m, s in [(-1.0, 4.0), (1.0, 9.0)]])
@@ -273,6 +280,7 @@ def test_a_student_t_by_grid_and_by_draws():
 # What has no error, and what is not a bound.
 
 
+@pytest.mark.extended
 def test_closed_forms_have_the_error_zero():
     model = blr.Model({"p": blr.Beta(1.0, 1.0)}, {"prior": blr.factors.prior("p", blr.Beta(1.0, 1.0)),
                       "y": blr.Factor(lambda mu, y: y * mu[0] + (1 - y) * mu[1], "p", data="y")})  # fmt: skip
@@ -281,12 +289,14 @@ def test_closed_forms_have_the_error_zero():
     assert result.bound_error == 0.0
 
 
+@pytest.mark.extended
 def test_the_delta_method_is_an_expansion_and_says_so():
     result = blr.fit(blr.newton(), wide_poisson, gaussian(SIZE), steps=20, tolerance=1e-10)
     assert result.bound_error is None
     assert result.bound == pytest.approx(result.trace["bound"][-1], rel=1e-8)
 
 
+@pytest.mark.extended
 def test_mini_batches_have_neither():
     objective = blr.Objective(lambda w, e: poisson(e[0] @ w, e[1]), size=20, regularizer=1.0)
     data = (jnp.asarray(X), jnp.asarray(COUNTS))
@@ -315,6 +325,7 @@ def test_a_models_factors_are_integrated_anew(points):
     assert bound.error < 1e-3
 
 
+@pytest.mark.extended
 def test_a_model_expanded_at_the_mean_has_no_error():
     result = blr.fit(blr.cvi(1.0), count_model(blr.Delta()), None, MODEL_DATA, steps=5)
     assert result.bound_error is None
@@ -347,6 +358,7 @@ def test_a_factor_on_a_grid_of_a_block_has_the_difference_of_two_grids():
     assert bound.error > 1e-3
 
 
+@pytest.mark.sampled("5")
 @pytest.mark.parametrize("size", [1, 5])
 def test_the_entropy_of_a_mixture_is_integrated_anew(size):
     """A narrow component within a wide one, against draws; the points of the fit alone said nothing about an error."""
@@ -396,6 +408,7 @@ def test_a_bound_that_is_not_finite_says_so():
     assert math.isnan(bound.error)
 
 
+@pytest.mark.extended
 @pytest.mark.as_users
 def test_float32():
     """As users have it: single precision, default compiler flags; the truth is in double precision."""

@@ -54,6 +54,7 @@ def test_a_chain_of_an_earlier_layout_loads_with_its_renamed_fields():
     np.testing.assert_allclose(again.states()[1], q.states()[1], rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_a_checkpoint_of_an_earlier_layout_goes_on_as_it_would_have():
     half = blr.load(SAVED / "vogn_checkpoint.npz")
     assert half.steps == EXPECTED["vogn_checkpoint"]["steps"]

@@ -74,6 +74,7 @@ def cut_at(count, how):
 # How often, how many.
 
 
+@pytest.mark.extended
 def test_the_last_ones_are_kept(tmp_path):
     checkpoint = blr.Checkpoint(tmp_path / "run.npz", every=0, keep=3)
     seen = []
@@ -232,6 +233,7 @@ def test_a_large_state_is_saved_after_the_step_it_is_at(tmp_path, monkeypatch):
     assert blr.load(tmp_path / "run.npz").steps == 3
 
 
+@pytest.mark.extended
 @needs_signals
 def test_signals_are_left_alone_without_a_checkpoint_and_in_threads(tmp_path):
     seen = []
@@ -268,6 +270,7 @@ def started(program, *arguments):
     return subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, text=True)
 
 
+@pytest.mark.extended
 @needs_signals
 def test_sigterm_from_outside(tmp_path):
     """A process that is ended in the middle of a long fit exits with 143; what it saved goes on to the same end."""
@@ -324,6 +327,7 @@ KILLED = """
 """
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_killed_while_it_writes(tmp_path):
     """SIGKILL at random moments of writes one after another: the file is the old one or the new one, and whole."""

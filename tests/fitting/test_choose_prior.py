@@ -46,6 +46,7 @@ def exact_losses(data, precision, key):
     return np.mean(0.5 * squares) + constant, averaged
 
 
+@pytest.mark.extended
 def test_the_losses_are_those_of_a_fit_without_the_held_out_rows():
     chosen, data = choose(np.full(12, 3.0), samples=20_000, precisions=(1.0, 1e4))
     at_mean, averaged = exact_losses(data, 1e4, KEY)  # So far off that one fold is enough.
@@ -68,6 +69,7 @@ def test_all_rows_are_fitted_with_what_was_chosen():
     np.testing.assert_array_equal(chosen.q.precision, result.q.precision)
 
 
+@pytest.mark.extended
 def test_averages_over_draws_are_kept_where_the_posterior_is_right_and_left_where_it_is_too_wide():
     """Twelve weights from 15 rows are so uncertain that the mean alone is overconfident; at a temperature of 1000 q is
     far too wide."""
@@ -80,6 +82,7 @@ def test_averages_over_draws_are_kept_where_the_posterior_is_right_and_left_wher
     assert blr.choose_prior(wide, objective, jnp.zeros(12), data, **options).method == "mean"
 
 
+@pytest.mark.extended
 def test_a_weight_is_a_number_of_repetitions():
     _, (x, y) = choose(np.ones(12))
     weights = RANDOM.integers(1, 3, 80)

@@ -36,6 +36,7 @@ def fitted(order, prior_sd, tolerance=1e-6, **options):
     return blr.fit(rule, objective, jnp.zeros(()), data, steps=2000, tolerance=tolerance, **options)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("prior_sd", [1.0, 10.0])
 @pytest.mark.parametrize("order", [4, 8, 40])
 def test_an_optimum_of_the_grid_alone_is_not_called_converged(order, prior_sd):
@@ -52,6 +53,7 @@ def test_an_optimum_of_the_grid_alone_is_not_called_converged(order, prior_sd):
         assert result.explanation is None
 
 
+@pytest.mark.extended
 def test_checkpoints_progress_functions_and_starts_say_the_same(tmp_path):
     seen = []
     file = tmp_path / "fit.npz"
@@ -62,6 +64,7 @@ def test_checkpoints_progress_functions_and_starts_say_the_same(tmp_path):
     assert several.starts.reasons[several.starts.best] == several.reason == "points too coarse"
 
 
+@pytest.mark.extended
 def test_the_distance_is_what_a_fit_at_finer_points_finds():
     """The number in the explanation is, to its one digit, the KL divergence between the two optima."""
     coarse, fine = fitted(8, 10.0), fitted(32, 10.0)
@@ -70,6 +73,7 @@ def test_the_distance_is_what_a_fit_at_finer_points_finds():
     assert said == pytest.approx(between, rel=0.3)
 
 
+@pytest.mark.extended
 def test_factors_of_a_model_are_judged_too():
     """A softmax under a wide q, whose default grid has 8 nodes for each output."""
     x = jnp.array([[1.0, 0.3], [-0.4, 1.0], [-0.7, -0.9]])
@@ -84,6 +88,7 @@ def test_factors_of_a_model_are_judged_too():
     assert reason(50.0) == "points too coarse"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["student_t", "bernoulli_probit"])
 def test_likelihoods_that_integrate_at_any_width_converge_to_the_optimum(name):
     """One weight and a prior sd of 300: the widest outputs are far wider than the likelihood's bend."""

@@ -128,6 +128,7 @@ def correlated(size=4, correlation=0.98):
     return np.linalg.inv(covariance)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("momentum", [None, 0.5, 0.9])
 def test_a_diagonal_gaussian_on_a_correlated_posterior(momentum):
     """The optimum has the mean of the posterior and the diagonal of its precision, with momentum and without."""
@@ -185,6 +186,7 @@ def fit_quadratic(matrix, dtype):
     return blr.fit(blr.laplace(), loss, jnp.zeros(size, dtype), steps=60, tolerance=1e-6)
 
 
+@pytest.mark.sampled("1e+16")
 @pytest.mark.parametrize("condition", [1e2, 1e6, 1e10, 1e16])
 def test_quadratics_in_double_precision(condition):
     """The evidence ½ log|2πH⁻¹| of a quadratic, or "precision lost" with the condition number."""
@@ -200,6 +202,7 @@ def test_quadratics_in_double_precision(condition):
         assert "stronger prior" in result.explanation
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("condition", [1e2, 1e3, 1e6, 1e8, 1e10, 1e16])
 def test_quadratics_in_single_precision(condition):
     matrix, values = ill_conditioned(3, condition, seed=1)
@@ -212,6 +215,7 @@ def test_quadratics_in_single_precision(condition):
         assert "jax_enable_x64" in result.explanation
 
 
+@pytest.mark.extended
 def test_the_scale_of_columns_does_not_matter():
     """A condition number of 1e24 that is 1 after scaling to unit diagonal costs nothing, in either precision."""
     scales = 10.0 ** np.array([-6.0, 0.0, 6.0])
@@ -245,6 +249,7 @@ def collinear(kind, rows):
     return x, random.standard_normal(rows).astype(np.float32)
 
 
+@pytest.mark.extended
 @pytest.mark.as_users
 @pytest.mark.parametrize("kind", ["years", "twins"])
 @pytest.mark.parametrize("prior", [1e-2, 1.0])

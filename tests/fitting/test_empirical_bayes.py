@@ -95,6 +95,7 @@ def tiny_regression():
     return build, (x, y)
 
 
+@pytest.mark.extended
 def test_the_three_methods_agree():
     """One maximum by L-BFGS, by MacKay's updates and by a plain optimiser; the old names are aliases."""
     build, data = tiny_regression()
@@ -136,6 +137,7 @@ def test_online_on_mini_batches_uses_the_slope_at_fixed_q(rule, expected):
     np.testing.assert_allclose(online.hyper, expected, rtol=1e-6)
 
 
+@pytest.mark.extended
 def test_online_steps_take_the_sites_to_the_new_kernel():
     """Two online steps are, at each kernel of its own, a step of the rule from the same sites over that kernel's prior.
 
@@ -235,6 +237,7 @@ def test_the_evidence_of_messages_is_the_marginal_likelihood():
     assert log_likelihood(best) > max(log_likelihood(0.95 * best), log_likelihood(1.05 * best))
 
 
+@pytest.mark.extended
 def test_a_regularizer_for_each_leaf():
     q = blr.Gaussian({"w": jnp.array([1.0, -2.0]), "b": jnp.array(3.0)}, 2.0)
     both = as_regularizer({"w": 0.5, "b": 0.25}, None)
@@ -252,6 +255,7 @@ def test_a_regularizer_for_each_leaf():
         as_regularizer({"w": -1.0}, None)
 
 
+@pytest.mark.extended
 def test_features_that_outputs_share_are_their_jacobians():
     rng = np.random.default_rng(0)
     x, y = jnp.asarray(rng.normal(size=(30, 3))), jnp.asarray(rng.integers(0, 4, 30))

@@ -32,6 +32,7 @@ def process(hyper):
     return gp.process(RBF(hyper["variance"], hyper["scale"]), X[:, None], LABEL)
 
 
+@pytest.mark.extended
 def test_slopes_and_maximum_of_a_laplace_process_are_scikit_learns():
     theirs = GaussianProcessClassifier(ConstantKernel(1.0) * SklearnRBF(1.0)).fit(X[:, None], LABELS)
     value, slopes = theirs.log_marginal_likelihood(np.log([1.5, 0.7]), eval_gradient=True)
@@ -48,6 +49,7 @@ def test_slopes_and_maximum_of_a_laplace_process_are_scikit_learns():
     assert_allclose(np.log([best.hyper["variance"], best.hyper["scale"]]), theirs.kernel_.theta, atol=1e-3)
 
 
+@pytest.mark.extended
 @pytest.mark.as_users
 def test_slopes_in_single_precision():
     theirs = GaussianProcessClassifier(ConstantKernel(1.0) * SklearnRBF(1.0), optimizer=None).fit(X[:, None], LABELS)
@@ -122,6 +124,7 @@ CASES = {
 EXTENDED = ("chain of counts", "inducing inputs", "weights, damped", "weights, sites", "values of a block")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.extended if n in EXTENDED else ()) for n in CASES])
 def test_slopes_are_differences_of_fits(name):
     """The log evidence of two fits that are 2e-4 apart in log η: the difference's own error is of order 1e-8."""
@@ -135,6 +138,7 @@ def test_slopes_are_differences_of_fits(name):
     assert any(abs(float(slope)) > 0.01 for slope in gradient.values())
 
 
+@pytest.mark.extended
 def test_a_quadratic_likelihood_by_the_delta_method_is_exact_in_its_precision_too():
     """The Hessian's term of E log p is part of the message to a precision that the likelihood shares."""
     y = INPUTS @ np.array([1.0, -1.0, 0.5]) + 0.3 * RANDOM.normal(size=25)

@@ -51,6 +51,7 @@ def same(first, second):
 # The contract.
 
 
+@pytest.mark.extended
 def test_a_posterior_for_any_smooth_loss(tmp_path):
     """API.md, section 1, as it stands; the mode and Hessian by hand, and a better bound by quadrature."""
     f = cosh
@@ -106,6 +107,7 @@ def recording(rows):
     return blr.Objective(entry, size=rows)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("rows", "batch_size"), [(10, 4), (6, 3)])
 def test_an_epoch_sees_every_row_once(rows, batch_size):
     """Each step's displacement marks its rows, by N/M with the true M of the ragged last batch."""
@@ -131,6 +133,7 @@ def test_an_epoch_sees_every_row_once(rows, batch_size):
         assert len({(epoch > 0).tobytes() for epoch in displacements}) > 1
 
 
+@pytest.mark.extended
 def test_one_call_takes_the_same_batches_as_many():
     """The batches depend on the key and the step count only, not on how the steps are cut into calls."""
     rule, data, key = blr.gradient_descent(1.0), jnp.arange(10), jax.random.key(1)
@@ -177,6 +180,7 @@ def test_newton_stops_by_the_decrement():
     np.testing.assert_allclose(decrements[0], 0.5 * slope @ slope + 0.25 * np.sum((hessian - np.eye(3)) ** 2))
 
 
+@pytest.mark.extended
 def test_reasons_and_traces():
     assert blr.fit(blr.newton(), cosh, jnp.zeros(3), steps=2).reason == "steps"
     result = blr.fit(blr.newton(), cosh, jnp.zeros(3), steps=0)
@@ -301,6 +305,7 @@ def test_ctrl_c_loses_nothing(monkeypatch):
     same(result.state, reference.state)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(os.name == "nt", reason="sends SIGINT")
 def test_ctrl_c_for_real():
     """A signal in the middle of a long fit: it ends in time, with a finite q and every step's trace."""

@@ -40,6 +40,7 @@ def loss(output, y):
 OPTIONS = {"steps": 30, "batch_size": 8, "key": jax.random.key(0)}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rule", [blr.sgd(0.1), blr.adam(0.05), blr.ivon(0.05), blr.vogn(0.05), blr.ogn(0.05)])
 def test_frozen_leaves_stay_and_the_others_move_as_if_they_were_alone(rule):
     params, data = network()
@@ -73,6 +74,7 @@ def test_integers_and_booleans_are_carried_untouched():
     assert mean.shape == (ROWS,)
 
 
+@pytest.mark.extended
 def test_a_fit_with_integers_is_saved_and_resumed(tmp_path):
     params, data = network()
     objective = blr.Objective(loss, output=apply, size=ROWS, regularizer=1.0)
@@ -104,6 +106,7 @@ def test_a_mask_of_booleans_may_be_a_prefix():
     assert frozen["columns"] is params["columns"]
 
 
+@pytest.mark.extended
 def test_functions_are_frozen_too():
     params = {"w": jnp.ones(3), "activation": jnp.tanh}
     learned, frozen = blr.freeze(params)
@@ -112,6 +115,7 @@ def test_functions_are_frozen_too():
     assert np.all(np.isfinite(result.q.mean["w"]))
 
 
+@pytest.mark.extended
 def test_from_batch_takes_frozen_parameters():
     params, data = network()
     learned, frozen = blr.freeze(params)
@@ -150,6 +154,7 @@ def test_a_prior_that_q_has_no_place_for_is_refused_before_the_first_step():
 # Rates for parts of the parameters.
 
 
+@pytest.mark.extended
 def test_rates_by_path_are_those_of_optax():
     params, data = network()
     learned, frozen = blr.freeze(params)

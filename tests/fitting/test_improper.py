@@ -33,6 +33,7 @@ def check(rule):
         assert fitted(rule, logistic, X, (F > 0).astype(float)).reason != "converged"
 
 
+@pytest.mark.extended
 def test_improper_posteriors_are_said_to_be():
     check(blr.newton())
 
@@ -56,6 +57,7 @@ def test_by_other_rules_and_losses():
         fitted(blr.newton(1.0).replace(guard=blr.Backtracking()), squares, X * [1.0, 0.0, 1.0], TARGET)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("steps", [2, 40])
 def test_proper_posteriors_are_not(steps):
     """Warnings are errors here: a fit that has not ended, collinear columns, a weak prior beside equal columns."""

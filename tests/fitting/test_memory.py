@@ -25,6 +25,7 @@ def problem():
     return blr.Objective(loss, size=64, regularizer=1.0), params, jnp.ones((ROWS, WIDTH), jnp.float32)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("rule", "most"), [(blr.ivon(1e-3), 2.4), (blr.adam(1e-3), 1.4)], ids=["ivon", "adam"])
 def test_a_step_keeps_no_copy_of_its_state(rule, most):
     """Beside the state: the gradient, and for IVON the noise or the curvature, one copy each."""
@@ -38,6 +39,7 @@ def test_a_step_keeps_no_copy_of_its_state(rule, most):
     assert memory.temp_size_in_bytes < most * size
 
 
+@pytest.mark.extended
 def test_large_states_take_the_same_steps(monkeypatch):
     """Each by a program of its own, as a loop would keep copies; the numbers are those of the loop."""
     objective, params, batch = problem()

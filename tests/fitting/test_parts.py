@@ -77,6 +77,7 @@ RULES = {
 }
 
 
+@pytest.mark.sampled("random points")
 @pytest.mark.parametrize("name", RULES)
 def test_steps_are_those_of_one_piece(name: str) -> None:
     rule, objective = RULES[name], logistic(len(X))
@@ -93,6 +94,7 @@ def test_steps_are_those_of_one_piece(name: str) -> None:
         assert abs(parts.bound - whole.bound) < 5 * parts.bound_error
 
 
+@pytest.mark.extended
 def test_line_search_is_that_of_one_piece() -> None:
     """From far away full Newton steps overshoot, and are halved until the loss does not worsen."""
     loss = lambda w, e: jnp.sum(jnp.log(jnp.cosh(w - e)))
@@ -124,6 +126,7 @@ def test_weights_and_padding() -> None:
 MIXED = np.concatenate([RANDOM.normal(size=(40, 2)), RANDOM.normal(size=(50, 2)) + 3.0])
 
 
+@pytest.mark.sampled("em")
 @pytest.mark.parametrize(
     ("rule", "priors"),
     [(blr.em(order="parallel"), "flat"), (blr.vmp(order="parallel"), "default"), (blr.vmp(), "default")],
@@ -138,6 +141,7 @@ def test_mixture(rule: blr.Rule, priors: str) -> None:
     assert parts.bound == pytest.approx(whole.bound, rel=1e-11)
 
 
+@pytest.mark.extended
 def test_topics_are_those_of_one_piece_where_documents_converge() -> None:
     rows, model = documents(RANDOM.poisson(1.0, size=(14, 6))), latent_dirichlet(6, 2, key=jax.random.key(0))
     rule = blr.svi(1.0, local_steps=3000, tolerance=1e-13)
@@ -165,6 +169,7 @@ def test_sites_stay_with_their_parts() -> None:
         blr.fit(blr.newton(), logistic(90), jnp.zeros(3), (X, Y), steps=1).site_total()
 
 
+@pytest.mark.extended
 def test_conjugate_model_takes_one_pass() -> None:
     coin = blr.Objective(lambda mu, y: -(y * mu[0] + (1 - y) * mu[1]), size=90, prior=blr.Beta(1.0, 1.0))
     pieces = Pieces(Y, 30)

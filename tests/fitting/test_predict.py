@@ -42,6 +42,7 @@ def gaussians():
 # Averages over samples and points.
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "link"),
     [("Gaussian", None), ("Gaussian", "softmax"), ("Gaussian", jnp.square), ("Bernoulli", "softmax")],
@@ -116,6 +117,7 @@ def test_a_key_says_everything():
     assert jnp.max(jnp.abs(first - predict(q, network, ROWS, key=jax.random.key(8)))) > 1e-3
 
 
+@pytest.mark.extended
 def test_keys_are_used_once():
     with jax.debug_key_reuse(True):
         predict(gaussians()["Gaussian"], network, ROWS, key=jax.random.key(0), samples=3, batch_size=5)
@@ -125,6 +127,7 @@ def test_keys_are_used_once():
 # Chunks.
 
 
+@pytest.mark.sampled("link")
 @pytest.mark.parametrize(
     ("choices", "sizes"),
     [
@@ -160,6 +163,7 @@ def wide(params, x):
     return jax.nn.relu(x @ params["a"]) @ params["b"]
 
 
+@pytest.mark.extended
 def test_memory_is_bounded():
     """Neither all samples of a network, nor all rows' activations, nor all Jacobians are held at once."""
     q, x = blr.DiagonalGaussian({"a": jnp.zeros((50, 2000)), "b": jnp.zeros((2000, 4))}, 1.0), jnp.zeros((20_000, 50))
@@ -218,6 +222,7 @@ def scalar(params, x):
     return x @ params["w"][:, 0]
 
 
+@pytest.mark.extended
 def test_probit_approximation_of_the_sigmoid():
     q = blr.DiagonalGaussian(MEAN, 0.2)  # outputs with variances up to 40
     exact = []
@@ -232,6 +237,7 @@ def test_probit_approximation_of_the_sigmoid():
     np.testing.assert_allclose(drawn, exact, atol=5 * 0.5 / np.sqrt(40_000))
 
 
+@pytest.mark.extended
 def test_softmax_approximation_and_its_variance():
     q, key = blr.DiagonalGaussian(MEAN, 2.0), jax.random.key(0)
     f, v = predict(q, linear, ROWS, method="linearized", variance=True)
@@ -278,6 +284,7 @@ def test_a_second_call_does_not_trace_again():
         assert len(calls) == traced
 
 
+@pytest.mark.extended
 def test_inside_jit_and_vmap():
     q, x = blr.DiagonalGaussian(MEAN, PRECISION), ROWS[:5]
     expected = predict(q, network, x, key=jax.random.key(0))
@@ -380,6 +387,7 @@ def haiku_network():
     return params, apply
 
 
+@pytest.mark.sampled("nnx_network")
 @pytest.mark.parametrize("make", [linen_network, nnx_network, equinox_network, haiku_network])
 def test_other_peoples_networks(make):
     params, apply = make()

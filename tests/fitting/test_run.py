@@ -25,6 +25,7 @@ def build(prior):
     return blr.Objective(logistic, output=product, linear=True, size=20, regularizer=prior)
 
 
+@pytest.mark.sampled("rule0-how0")
 @pytest.mark.parametrize(
     ("rule", "how"),
     [
@@ -64,6 +65,7 @@ def independent_loss(log_prior):
     return np.sum(np.logaddexp(0, x[20:] @ w) - y[20:] * (x[20:] @ w)) + np.trace(np.linalg.inv(hessian(w)))
 
 
+@pytest.mark.extended
 def test_hyper_gradients_through_twenty_newton_steps():
     logs = jnp.array([-2.0, 0.3])
     start = jnp.full(3, 3.0)
@@ -73,6 +75,7 @@ def test_hyper_gradients_through_twenty_newton_steps():
     np.testing.assert_allclose(slopes, differences, rtol=1e-5)
 
 
+@pytest.mark.extended
 def test_reverse_mode_through_repeated_local_steps():
     """A sweep repeats the local steps of a mixture until they converge, a loop of unknown length."""
     y = jnp.asarray(np.r_[RANDOM.normal(-2, 1, 8), RANDOM.normal(2, 1, 8)])
@@ -98,6 +101,7 @@ def test_reverse_mode_through_repeated_local_steps():
     np.testing.assert_allclose(both(0.5)[1], difference, rtol=1e-6)
 
 
+@pytest.mark.extended
 def test_many_data_sets_side_by_side():
     """vmap over data and priors gives what single runs give, each with its own end."""
     sets = jnp.stack([Y[:20], 1 - Y[:20], jnp.roll(Y[:20], 3)])
@@ -131,6 +135,7 @@ def test_inside_a_scan_and_refused_inside_a_trace():
         blr.run(blr.newton(), build(1.0), jnp.zeros(3), TRAINED, steps=1, batch_size=5)
 
 
+@pytest.mark.extended
 def test_rows_that_are_missing_in_part_count_as_in_fit():
     prior = blr.NormalWishart(jnp.zeros(2), 0.1, 4.0, jnp.eye(2))
     terms = {"prior": blr.factors.prior("c", prior), "y": blr.factors.multivariate_normal("y", joint="c")}

@@ -64,6 +64,7 @@ def on_eight(tmp_path_factory):
     return fitted(tmp_path_factory.mktemp("eight"), [*chosen, "divided:ivon"], devices=8)
 
 
+@pytest.mark.sampled("replicated:ivon", "replicated:newton", "replicated:sites", "divided:ivon")
 @pytest.mark.parametrize("case", [f"replicated:{name}" for name in QUICK] + ["divided:ivon"])
 def test_eight_devices_are_one_device(on_eight, case):
     """Rows that divide neither among the devices nor into batches; the script counts that the loop is compiled once."""
@@ -125,6 +126,7 @@ def assert_equal(found, expected):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.extended
 def test_two_processes_of_which_one_is_killed(on_eight, tmp_path):
     """Their fit is that of one device, and goes on after one was killed as if nothing had happened, bit for bit."""
     uncut = killed(tmp_path / "run", "file", 2, 1, 3 * EVERY, 0.0)
@@ -204,6 +206,7 @@ def test_an_unknown_axis_is_refused(mesh):
         blr.shard_parameters(np.ones(3), mesh, "model")
 
 
+@pytest.mark.extended
 def test_padding_is_no_example():
     """Rows of padding count neither in N/M nor in a mini-batch, whatever they hold."""
     x, y = np.array([1.0, 2.0, 3.0, np.nan]), np.array([1.0, 2.5, 2.0, np.nan])

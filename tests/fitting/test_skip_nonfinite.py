@@ -51,6 +51,7 @@ def fit(rule, start, x=X, *, steps=STEPS, skip_nonfinite=100, key=KEY, **more):
 LONGER = ("momentum", "full covariance")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.extended if n in LONGER else ()) for n in RULES])
 def test_a_skipped_batch_leaves_nothing_behind(name):
     """Bit for bit a fit on data without NaN that is told to pass over the same batches without a look at them."""
@@ -122,6 +123,7 @@ def test_a_q_that_diverges_does_not_go_on_for_ever():
     assert "lower the rate" in result.explanation
 
 
+@pytest.mark.extended
 def test_no_batch_is_skipped_where_all_are_finite():
     plain = fit(blr.vogn(0.1), jnp.zeros(2), skip_nonfinite=0)
     allowed = fit(blr.vogn(0.1), jnp.zeros(2), skip_nonfinite=3)

@@ -126,6 +126,7 @@ def test_a_search_and_a_result_are_no_starts():
         blr.fit(blr.multimodal(0.1, components=2, bounds=box), two_modes, None, steps=1, starts=2, key=KEY)
 
 
+@pytest.mark.extended
 def test_every_start_is_fitted_as_it_would_be_alone():
     """From a prior of sd 30 a count of 0 needs another start and acceleration, beside others as well as alone.
 

@@ -52,6 +52,7 @@ def close(first, second, tolerance=1e-12):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.sampled("straight_through")
 @pytest.mark.parametrize("name", RULES)
 def test_parts_of_a_batch_add_up_to_it(name):
     """Gradient accumulation: the same step as on the whole batch, for every curvature, weights included."""
@@ -74,6 +75,7 @@ def test_a_batch_must_divide():
         blr.Microbatches(DATA, 5)
 
 
+@pytest.mark.extended
 def test_fit_takes_microbatches():
     arguments = {"steps": 12, "batch_size": 20, "key": jax.random.key(2)}  # the last batch of an epoch is ragged
     full_batch = blr.fit(blr.vogn(0.1), OBJECTIVE, PARAMS, DATA, **arguments)
@@ -81,6 +83,7 @@ def test_fit_takes_microbatches():
     close(parts.q, full_batch.q, 1e-10)
 
 
+@pytest.mark.sampled("slang-False")
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("name", ["vogn", "slang"])
 def test_samples_in_turn(name, antithetic):
@@ -102,6 +105,7 @@ def test_samples_in_turn(name, antithetic):
         np.testing.assert_allclose(square(in_turn.curvature.rows), expected, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.extended
 def test_memory_does_not_grow_with_samples_in_turn():
     size = 200_000
     objective = blr.Objective(lambda w, x: jnp.sum(jnp.tanh(w) * x), size=4, regularizer=1.0)
@@ -119,6 +123,7 @@ def test_memory_does_not_grow_with_samples_in_turn():
     assert temporary(blr.MonteCarlo(32)) > 8 * 4 * size
 
 
+@pytest.mark.extended
 def test_half_precision_inside_the_loss():
     """Parameters and examples are handed over in bfloat16; q, its statistics and the averages stay in float32."""
     single = jax.tree.map(lambda x: x.astype(jnp.float32), (PARAMS, DATA))
@@ -139,6 +144,7 @@ def test_half_precision_inside_the_loss():
         assert result.trace["objective"][-6:].mean() == pytest.approx(reference.trace["objective"][-6:].mean(), rel=0.1)
 
 
+@pytest.mark.extended
 def test_mixed_and_half_precision_parameters():
     """Mixed dtypes are fine, each parameter keeps its own, and statistics are in float32 at least."""
     mixed = PARAMS | {"w": PARAMS["w"].astype(jnp.bfloat16), "b": PARAMS["b"].astype(jnp.float32)}
@@ -153,6 +159,7 @@ def test_mixed_and_half_precision_parameters():
         assert bool(info.finite)
 
 
+@pytest.mark.extended
 def test_rates_and_temperature_follow_schedules():
     """A temperature that warms up: q's precision is N v/τ + δ/τ at the temperature of the day."""
     warm = optax.linear_schedule(0.1, 1.0, 10)
@@ -166,6 +173,7 @@ def test_rates_and_temperature_follow_schedules():
     np.testing.assert_allclose(rates, 0.1 * 0.5 ** (np.arange(3) / 5), rtol=1e-6)
 
 
+@pytest.mark.extended
 def test_a_warm_start_from_ogn():
     """VOGN goes on where OGN stopped: same state, averages and all."""
     first = blr.fit(blr.ogn(0.1), OBJECTIVE, PARAMS, DATA, steps=20, batch_size=16, key=jax.random.key(0))
@@ -186,6 +194,7 @@ def batch_loss(params, batch, aux, key):
     return squared(hidden @ params["v"], y), aux
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["sgd", "adam", "ivon", "bayesbinn"])
 def test_the_loss_may_carry_state_and_be_random(name):
     aux = {"mean": jnp.zeros(6), "variance": jnp.ones(6)}
@@ -199,6 +208,7 @@ def test_the_loss_may_carry_state_and_be_random(name):
     assert parts.reason == "steps"
 
 
+@pytest.mark.sampled("straight_through")
 @pytest.mark.parametrize("name", RULES)
 def test_unused_parameters_do_no_harm(name):
     """A parameter that the loss never sees stays finite, and the others go as if it were not there."""
@@ -273,6 +283,7 @@ def test_a_bad_loss_or_gradient_never_enters_the_state(name):
         np.testing.assert_array_equal(result.q.mean, start)
 
 
+@pytest.mark.sampled("adam", "ivon")
 @pytest.mark.parametrize("name", ["sgd", "adam", "ivon", "slang", "dropout", "bayesbinn"])
 def test_a_resumed_run_is_the_uncut_one_bit_for_bit(name, tmp_path):
     """Step count, momentum, keys and the place in the data: cut twice inside an epoch, saved, loaded and resumed."""
@@ -319,6 +330,7 @@ def test_a_temperature_that_starts_at_zero_is_refused():
         blr.vogn(0.1, temperature=optax.linear_schedule(0.0, 1.0, 10)).init(PARAMS, OBJECTIVE)
 
 
+@pytest.mark.extended
 def test_replacing_the_family_keeps_its_start():
     rule = blr.vogn(0.1, relative=False, curvature=1.0)
     for family in (blr.KroneckerGaussian, blr.Gaussian):
@@ -326,6 +338,7 @@ def test_replacing_the_family_keeps_its_start():
         np.testing.assert_allclose(1 / q.variance()["w"], 96.5, rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_sweeps_trace_the_numbers():
     """Rates, averaging, decay and temperature are leaves: a sweep is a vmap."""
 
@@ -346,6 +359,7 @@ def test_parameters_that_are_not_arrays_are_named():
         blr.dropout(0.1, 0.5).init(jnp.ones(4), OBJECTIVE)
 
 
+@pytest.mark.sampled("adam")
 @pytest.mark.parametrize("name", ["adam", "ivon", "kronecker", "dropout"])
 def test_a_state_of_ones_own_loop_is_saved_and_resumed(name, tmp_path):
     rule, step = RULES[name], jax.jit(RULES[name].step)

@@ -33,6 +33,7 @@ def fit(**options):
     return blr.fit(blr.adam(0.05), objective, jnp.zeros(COLUMNS), train, **options), validation
 
 
+@pytest.mark.extended
 def test_metrics_are_those_of_the_posterior_along_the_way():
     result, validation = fit(metrics={"largest": lambda q, data: jnp.max(jnp.abs(q.mean))}, every=50)
     assert list(result.validation) == ["step", "largest", "loss"]
@@ -43,11 +44,13 @@ def test_metrics_are_those_of_the_posterior_along_the_way():
     assert shorter.validation["loss"][-1] == pytest.approx(result.validation["loss"][1], rel=1e-5)
 
 
+@pytest.mark.extended
 def test_by_default_every_epoch_is_evaluated():
     result, _ = fit(steps=9)  # Three batches are an epoch.
     np.testing.assert_array_equal(result.validation["step"], [3, 6, 9])
 
 
+@pytest.mark.extended
 def test_looking_does_not_change_the_steps():
     objective, train, _ = problem()
     plain = blr.fit(
@@ -57,6 +60,7 @@ def test_looking_does_not_change_the_steps():
     np.testing.assert_array_equal(plain.q.mean, looked.q.mean)
 
 
+@pytest.mark.extended
 def test_early_stopping_returns_the_best_state():
     result, validation = fit(patience=3, every=10, steps=3000)
     record = result.validation

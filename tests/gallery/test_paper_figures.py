@@ -38,6 +38,7 @@ def average(function, mean, variance, **options):
 # The wall.
 
 
+@pytest.mark.extended
 def test_the_minimum_is_next_to_the_wall(wall):
     assert float(wall.plain.q.mean) == pytest.approx(np.log(SLOPE / STEEPNESS) / STEEPNESS, abs=1e-12)
 
@@ -139,6 +140,7 @@ def test_a_figure_draws(draw):
     assert file.getvalue().startswith(b"\x89PNG")
 
 
+@pytest.mark.extended
 def test_importing_the_figures_leaves_pyplot_alone():
     code = "import sys, bayesrule.gallery.paper_figures; sys.exit('matplotlib.pyplot' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)

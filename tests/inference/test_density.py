@@ -65,6 +65,7 @@ def test_a_point_outside_of_the_support_is_alone_with_it():
     assert np.isfinite(average(density, points[[0, 2]]).value)
 
 
+@pytest.mark.extended
 def test_sums_in_float32_keep_their_digits():
     """Many blocks of one sign: without compensation the sum would lose a digit and more."""
     density = density_of(lambda theta, scale: -1000.1 - 1e-3 * jnp.sum(theta["a"] ** 2) - theta["b"] ** 2, jnp.float32)

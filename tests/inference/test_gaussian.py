@@ -41,6 +41,7 @@ def fitted(density, *, samples=64, tolerance=1e-10, products=10**9, steps=100, s
     return fit_gaussian(density, start, np.random.default_rng(seed), **how)
 
 
+@pytest.mark.extended
 def test_infer_net():
     found = fitted(density_of(logistic, 1), samples=4096)
     assert (found.samples, found.converged) == (4096, True)
@@ -52,6 +53,7 @@ def test_infer_net():
     assert found.width_error < 1e-4
 
 
+@pytest.mark.extended
 def test_a_fit_with_quadrature_has_the_same_optimum():
     """The same rule over a grid of 40 nodes, to what 4096 points allow; the bounds are those of one density."""
     found = fitted(density_of(skewed, 1), samples=4096)
@@ -63,6 +65,7 @@ def test_a_fit_with_quadrature_has_the_same_optimum():
     assert_allclose(found.bound, reference.bound, atol=1e-3)
 
 
+@pytest.mark.extended
 def test_a_gaussian_density_is_exact_in_one_step():
     """With any number of points, from any mean, and with the Hessian that a search for modes gives as the precision."""
     density, precision = density_of(correlated, 2, jnp.array([3.0, -1.0])), jnp.array([[2.0, 0.9], [0.9, 1.0]])
@@ -87,6 +90,7 @@ def sixty():
     return fitted(density_of(logistic, 60), products=60_000, tolerance=1e-4)
 
 
+@pytest.mark.extended
 def test_few_points_in_many_dimensions_are_not_too_wide(sixty):
     """By Stein's identity standard deviations came out six times too wide; the Hessians at the points hold them."""
     assert (sixty.samples, sixty.converged) == (64, True)

@@ -90,6 +90,7 @@ CONSTRAINED = {
 }
 
 
+@pytest.mark.sampled("positive", "ordered_vector")
 @pytest.mark.parametrize("name", CONSTRAINED)
 def test_constraints_with_their_jacobians(name):
     """Moments of the constrained values within what "trust" promises, and the evidence within its error."""
@@ -157,6 +158,7 @@ def fitted():
     return blr.infer(normal, start, constraints=constraints, args=(jnp.asarray(Y), jnp.asarray(10.0)), key=KEY)
 
 
+@pytest.mark.extended
 def test_other_data_compile_nothing(fitted):
     """Data are arguments: not one of the library's programs is new."""
     start, constraints = {"mean": 0.0, "scale": 1.0}, {"scale": "positive"}
@@ -259,6 +261,7 @@ def two_modes(x):
     return jnp.logaddexp(left, right) - 0.5 * math.log(2 * math.pi)
 
 
+@pytest.mark.extended
 def test_two_modes_become_a_mixture_with_their_weights():
     posterior = blr.infer(two_modes, jnp.zeros(1), key=KEY)
     assert (posterior.trust, posterior.family) == ("trust", "Mixture")
@@ -380,6 +383,7 @@ def test_a_fit_goes_on_from_a_mixture_at_its_heaviest_component():
     assert_allclose(float(again.mean), 6.0, atol=0.1)
 
 
+@pytest.mark.extended
 def test_the_printed_rule_stays_where_infer_ends():
     posterior = blr.infer(skewed, jnp.zeros(2), key=KEY)
     start = fit_gaussian_of(posterior)

@@ -81,6 +81,7 @@ def test_absolute_eigenvalues():
     assert positive_definite(PRECISION)[1]
 
 
+@pytest.mark.extended
 def test_a_density_without_a_mode_gives_a_place_of_much_mass():
     """Newton's method falls into the infinite density; what is kept is on the way, at a scale above zero."""
     density = density_of(centred, 7)

@@ -73,6 +73,7 @@ def test_a_number_that_does_not_change_has_no_shift():
     assert shift.mean[0] == shift.width[0] == shift.mean_error[0] == 0.0
 
 
+@pytest.mark.extended
 def test_many_skewed_numbers_are_trusted_and_right():
     """Importance weights of 150 skewed numbers say nothing; moved draws do."""
     size, key = 150, jax.random.key(0)

@@ -80,6 +80,7 @@ def switched(x, scale):
     return apart - jnp.where(x[0] > 1.0, scale * jnp.sum(x[1:] ** 2 * x[:-1] ** 2), 0.0)
 
 
+@pytest.mark.extended
 def test_hessians_are_right_where_the_zeros_are_others():
     """Looked at where numbers are independent, evaluated where they are not: the whole Hessian is computed there."""
     scale = jnp.asarray(0.3)

@@ -106,6 +106,7 @@ def test_columns_of_parquet_files_keep_their_partitions(tmp_path):
     same(rows.take(np.array([3, 150])), (X[[3, 150], :2], Y[[3, 150]]), 0)
 
 
+@pytest.mark.extended
 def test_a_large_partition_is_measured_in_blocks():
     parts = DaskParts((da.from_array(X, chunks=(90, 3)), da.from_array(Y, chunks=90)), block_rows=32)
     longest = parts.reduce(rows_of_block, np.maximum)
@@ -125,6 +126,7 @@ def test_a_fit_is_that_in_memory(cuts):
     assert there.bound == pytest.approx(here.bound, abs=1e-10)
 
 
+@pytest.mark.extended
 def test_weights():
     weights = RANDOM.uniform(0.0, 2.0, 200)
     weights[100:150] = 0.0  # a whole partition counts for nothing
@@ -204,6 +206,7 @@ def named_parts(cuts):
     return DaskParts({"x": da.from_array(X, chunks=(cuts, 3)), "y": da.from_array(Y, chunks=(cuts,))})
 
 
+@pytest.mark.extended
 def test_sites_stay_at_their_partitions(client):
     """The fixed point is that of all sites in memory, and that of the global form (eq:blr_local)."""
     data, options = {"x": X, "y": Y}, {"steps": 60, "tolerance": 1e-18}

@@ -63,6 +63,7 @@ class Block(eqx.Module):
         return self.layers[2](x)[self.order], state
 
 
+@pytest.mark.sampled("ema-float32-1e-06")
 @pytest.mark.parametrize(("mode", "dtype", "tolerance"), [("batch", jnp.float64, 1e-12), ("ema", jnp.float32, 1e-6)])
 def test_batch_norm_is_its_own_training_loop(mode, dtype, tolerance):
     batches = mini_batches(dtype)
@@ -97,6 +98,7 @@ def test_batch_norm_is_its_own_training_loop(mode, dtype, tolerance):
     assert not np.allclose(jax.tree.leaves(ours.aux)[-1], jax.tree.leaves(first_state)[-1], atol=1e-3)
 
 
+@pytest.mark.extended
 def test_the_module_comes_back_also_from_a_file(tmp_path):
     network = from_equinox(*eqx.nn.make_with_state(Block)(rate=0.3), random=True)
     objective = network.objective(loss, size=24, regularizer=1.0)
@@ -139,6 +141,7 @@ def test_dropout_draws_from_the_key_of_the_step():
     assert aux is None
 
 
+@pytest.mark.extended
 def test_without_a_state_there_is_a_loss_for_each_example():
     mlp = eqx.nn.MLP(3, 2, 4, 2, activation=jax.nn.softplus, key=KEYS[0], dtype=jnp.float64)
     network = from_equinox(mlp)
@@ -196,6 +199,7 @@ def test_a_layer_that_occurs_twice_is_two_and_says_so():
     assert len(jax.tree.leaves(from_equinox(eqx.nn.Sequential(layers)).params)) == 4
 
 
+@pytest.mark.extended
 def test_masks_freeze_parameters():
     mlp = eqx.nn.MLP(3, 2, 4, 1, key=KEYS[0], dtype=jnp.float64)
     mask = jax.tree.map(lambda _: True, mlp)

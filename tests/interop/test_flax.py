@@ -75,6 +75,7 @@ class Linen(linen.Module):
 MODES = {"train": {"train": True}, "evaluate": {"train": False}}
 
 
+@pytest.mark.sampled("float32-1e-06")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float64, 1e-12), (jnp.float32, 1e-6)])
 def test_linen_with_batch_norm_is_its_own_training_loop(dtype, tolerance):
     module, batches = Linen(dtype=dtype), mini_batches(dtype)
@@ -110,6 +111,7 @@ def test_linen_with_batch_norm_is_its_own_training_loop(dtype, tolerance):
     assert jax.tree.leaves(ours.q.mean["batch_stats"]) == jax.tree.leaves(ours.aux["params"]) == []
 
 
+@pytest.mark.extended
 def test_linen_predicts_with_the_statistics_of_the_fit_also_after_loading(tmp_path):
     module = Linen()
     network = from_linen(module, module.init(jax.random.key(0), X, train=False), **MODES)
@@ -144,6 +146,7 @@ def test_linen_dropout_draws_from_the_key_of_the_step():
     assert not np.allclose(values, losses(jax.random.key(4))[0])
 
 
+@pytest.mark.extended
 def test_linen_without_statistics_has_a_loss_for_each_example():
     class Plain(linen.Module):
         @linen.compact
@@ -199,6 +202,7 @@ class Block(nnx.Module):
         return self.head(x)[:, self.order]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float64, 1e-12), (jnp.float32, 1e-6)])
 def test_nnx_is_its_own_training_loop(dtype, tolerance):
     model, batches = Block(nnx.Rngs(0), dtype=dtype), mini_batches(dtype)
@@ -227,6 +231,7 @@ def test_nnx_is_its_own_training_loop(dtype, tolerance):
     assert network.frozen["used"].dtype == bool
 
 
+@pytest.mark.extended
 def test_nnx_module_comes_back_and_the_given_one_stays():
     model = Block(nnx.Rngs(0), rate=0.3)
     before = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(model, nnx.Not(nnx.RngState))))
@@ -278,6 +283,7 @@ def test_validation_evaluates_the_module_as_for_predictions():
     np.testing.assert_allclose(result.validation["loss"][-1], expected, rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_nnx_at_fixed_statistics_has_independent_examples():
     network = from_nnx(Block(nnx.Rngs(0), rate=0.5))
     objective = network.objective(loss, size=24, regularizer=1.0, train=False)
@@ -320,6 +326,7 @@ def test_nnx_freezes_by_filter_and_by_mask():
         from_nnx(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
 
 
+@pytest.mark.extended
 def test_parameters_behind_stop_gradient_are_named():
     class Stopped(nnx.Module):
         def __init__(self, rngs):
@@ -361,6 +368,7 @@ def test_two_inputs_and_a_wrong_output():
         objective.losses(network.params, (X, Y), objective.aux, jax.random.key(0))
 
 
+@pytest.mark.extended
 def test_without_flax_the_extra_is_named():
     program = (
         "import sys; sys.modules['flax'] = None\n"

@@ -43,6 +43,7 @@ def linear(y, keep):
         numpyro.sample("y", dist.Normal(total, 1.0), obs=y)
 
 
+@pytest.mark.extended
 def test_every_kind_of_site_against_linear_algebra():
     """All is Gaussian, so that the answer is exact: means, covariances and the evidence."""
     model = handlers.reparam(linear, config={"inner/z": LocScaleReparam(centered=0.0)})
@@ -74,6 +75,7 @@ def priors():
     numpyro.sample("angle", dist.Uniform(-1.0, 1.0))
 
 
+@pytest.mark.extended
 def test_constraints_and_plates_against_exact_moments():
     """A prior is a posterior without data: its moments are in every textbook."""
     posterior = bridge.fit(priors, key=KEY)
@@ -233,6 +235,7 @@ def test_a_module_without_its_library_asks_for_it(monkeypatch):
         bridge.fit(network, (jnp.asarray(Y), jnp.asarray(Y)), key=KEY)
 
 
+@pytest.mark.extended
 def test_a_network_as_a_site_against_linear_algebra():
     """A layer of flax with standard normal weights is a Gaussian linear model."""
     nn = pytest.importorskip("flax.linen")
@@ -305,6 +308,7 @@ def fitted():
     return bridge.fit(regression, (jnp.asarray(X), jnp.asarray(TARGET)), {"degree": 1}, key=KEY)
 
 
+@pytest.mark.extended
 def test_other_data_compile_nothing_and_other_shapes_work(fitted):
     before = set(programs._programs)
     other = bridge.fit(regression, (jnp.asarray(X), jnp.asarray(3.0 - TARGET)), {"degree": 1}, key=KEY)
@@ -388,6 +392,7 @@ def test_draws_and_summary_have_every_site(fitted):
     assert_allclose(found, expected, atol=0.03)
 
 
+@pytest.mark.extended
 def test_predictive_shapes_and_moments(fitted):
     """At the fit's own inputs and at others; the spread is that of the noise and of the weights."""
     own = fitted.predictive(jax.random.key(2), count=DRAWS)
@@ -517,6 +522,7 @@ def test_save_and_load(fitted, tmp_path):
     assert_allclose(one, two, rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_a_start_by_name_and_an_earlier_posterior(fitted):
     q = (
         fitted.q
@@ -528,6 +534,7 @@ def test_a_start_by_name_and_an_earlier_posterior(fitted):
         assert_allclose(again.mean["w"], fitted.mean["w"], atol=0.01)
 
 
+@pytest.mark.extended
 def test_single_precision():
     with jax.enable_x64(False):
         posterior = bridge.fit(regression, (X.astype(np.float32), TARGET.astype(np.float32)), {"degree": 1}, key=KEY)

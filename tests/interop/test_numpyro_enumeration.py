@@ -122,6 +122,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("model", "by_hand", "data"), PAIRS, ids=lambda value: getattr(value, "__name__", ""))
 def test_the_density_is_the_sum_by_hand(model, by_hand, data):
     one, other = (bridge.Traced.of(each, (data,), None).usable_density() for each in (model, by_hand))
@@ -145,6 +146,7 @@ def fitted_by_hand():
     return bridge.fit(mixture_by_hand, (Y,), key=KEY)
 
 
+@pytest.mark.extended
 def test_the_posterior_and_leave_one_out_are_those_by_hand(fitted, fitted_by_hand):
     assert fitted.trust == fitted_by_hand.trust == "trust"
     assert_allclose(fitted.covariance(), fitted_by_hand.covariance(), rtol=1e-6, atol=1e-8)
@@ -269,6 +271,7 @@ def test_models_that_cannot_be_enumerated_name_the_site(model, message):
         bridge.fit(model, (Y,), key=KEY)
 
 
+@pytest.mark.extended
 def test_a_masked_plate_inside_of_another():
     """Two plates and a mask: rows of subjects, each with a class, against the sum by hand."""
     y, keep = Y.reshape(8, 3), jnp.arange(24).reshape(8, 3) % 5 > 0

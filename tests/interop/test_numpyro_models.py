@@ -206,6 +206,7 @@ MODELS = [
 ]
 
 
+@pytest.mark.sampled("--1", "scoped--", "improper--", "zero_sum--", "imputed--", "options--")
 @pytest.mark.parametrize(("model", "args", "kwargs"), MODELS, ids=lambda value: getattr(value, "__name__", ""))
 def test_the_density_is_numpyros_with_the_jacobian(model, args, kwargs):
     traced = bridge.Traced.of(model, args, kwargs)
@@ -231,6 +232,7 @@ def test_the_density_is_numpyros_with_the_jacobian(model, args, kwargs):
         assert_allclose(ours, reference, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("model", [simplex, random_walk], ids=lambda model: model.__name__)
 def test_a_look_at_a_model_shows_what_a_run_does_and_compiles_nothing(model):
     compiled = []

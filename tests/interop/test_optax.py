@@ -71,6 +71,7 @@ WRAPPERS = {
 }
 
 
+@pytest.mark.sampled("nesterov-alone")
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("name", PAIRS)
 def test_same_trajectory_as_optax(name, wrapper):
@@ -95,6 +96,7 @@ VARIATIONAL = {
 }
 
 
+@pytest.mark.sampled("straight_through-20")
 @pytest.mark.parametrize("batch_size", [None, BATCH])
 @pytest.mark.parametrize("name", VARIATIONAL)
 def test_same_trajectory_as_step_with_the_same_noise(name, batch_size):
@@ -176,6 +178,7 @@ def _negated(mask):
     return jax.tree.map(lambda keep: not keep, mask)
 
 
+@pytest.mark.sampled("partition", "all of it")
 @pytest.mark.parametrize("name", AROUND)
 def test_inside_other_transformations(name):
     """θ is a sample where the rule moves and the parameters elsewhere; q has their shapes; training lowers the loss."""
@@ -201,6 +204,7 @@ def test_two_rules_have_different_noise():
     assert abs(np.corrcoef(theta["a"], theta["b"])[0, 1]) < 0.5
 
 
+@pytest.mark.extended
 def test_one_sample_for_all_micro_steps():
     tx = optax.MultiSteps(_rule(), 3).gradient_transformation()
     state, draws, params = tx.init(PARAMS), [], PARAMS
@@ -215,6 +219,7 @@ def test_one_sample_for_all_micro_steps():
     assert np.all(draws[0] != draws[3])
 
 
+@pytest.mark.extended
 def test_micro_steps_equal_one_step_on_all_of_them():
     """Four micro-batches of five are one of twenty at the same θ, up to optax's averaging by 1/n in float32."""
     micro = optax.MultiSteps(_rule(), 4).gradient_transformation()
@@ -223,6 +228,7 @@ def test_micro_steps_equal_one_step_on_all_of_them():
     close(actual, expected, 1e-8)
 
 
+@pytest.mark.extended
 def test_apply_if_finite_leaves_a_step_out():
     tx = optax.apply_if_finite(_rule(), 3)
     state = tx.init(PARAMS)
@@ -232,6 +238,7 @@ def test_apply_if_finite_leaves_a_step_out():
     close(bridge.perturbed(state, PARAMS), before, 0)
 
 
+@pytest.mark.extended
 def test_entries_that_are_not_finite_count_as_zero():
     tx = _rule()
     gradient = jax.tree.map(jnp.ones_like, PARAMS)
@@ -250,6 +257,7 @@ def test_the_parameters_are_not_kept():
     close(bridge.posterior(state, moved).mean, moved, 0)
 
 
+@pytest.mark.extended
 def test_inside_jit_vmap_and_pmap():
     tx = _rule()
     starts = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), PARAMS)
@@ -271,6 +279,7 @@ def test_inside_jit_vmap_and_pmap():
     close(jax.tree.map(lambda p: p[0], single), train(PARAMS), 1e-12)
 
 
+@pytest.mark.extended
 def test_under_shard_map():
     """Gradients are averaged over the devices; all of them draw the same θ."""
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
@@ -291,6 +300,7 @@ def test_under_shard_map():
     close(actual, optax.apply_updates(PARAMS, tx.update(gradient, state, PARAMS)[0]), 1e-13)
 
 
+@pytest.mark.extended
 def test_a_flax_train_state():
     model = nn.Dense(1)
     state = TrainState.create(apply_fn=model.apply, params=model.init(jax.random.key(0), X)["params"], tx=_rule())
@@ -308,6 +318,7 @@ def test_a_flax_train_state():
     assert jax.tree.structure(q.mean) == jax.tree.structure(state.params)
 
 
+@pytest.mark.extended
 def test_an_nnx_optimizer():
     model = nnx.Linear(4, 1, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, _rule(), wrt=nnx.Param)
@@ -331,6 +342,7 @@ def test_an_nnx_optimizer():
     assert float(loss(nnx.merge(nnx.graphdef(model), theta))) > 0
 
 
+@pytest.mark.extended
 def test_half_precision_parameters_have_statistics_in_float32():
     params = jax.tree.map(lambda p: p.astype(jnp.bfloat16), PARAMS)
     tx = _rule()
@@ -342,6 +354,7 @@ def test_half_precision_parameters_have_statistics_in_float32():
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(state.state.q.precision))
 
 
+@pytest.mark.extended
 def test_a_resumed_run_equals_the_uncut_one(tmp_path):
     """Cut in the middle, written to a file and read again, the noise included."""
     tx = _rule()

@@ -43,6 +43,7 @@ def observations(kind):
     return y
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["bernoulli_logit", "volatility"])  # counts and Student's t: tests/models/test_gp.py
 def test_a_chain_is_the_dense_process_that_it_is(kind):
     """One model, two blocks for it: the same q, and the same bound, by the same rule."""
@@ -58,6 +59,7 @@ def test_a_chain_is_the_dense_process_that_it_is(kind):
     assert_allclose(chain.bound, dense.bound, atol=1e-9)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("noise", [0.7, np.linspace(0.2, 2.0, 40)], ids=["constant", "changing"])
 def test_the_smoother_is_one_step_of_the_rule(noise):
     """`kalman.smooth` calls the smoother directly; `conjugate()` reaches it by one step with ρ = 1, from any q."""
@@ -78,6 +80,7 @@ def test_the_smoother_is_one_step_of_the_rule(noise):
     assert_allclose(filtered.log_likelihood, result.bound, rtol=1e-12)  # A(λ) and the messages' constants
 
 
+@pytest.mark.extended
 def test_stochastic_volatility_is_what_a_long_nuts_run_says():
     """US growth, its log-variance an AR(1): within 0.1 posterior deviations of NumPyro's moments (`make_nuts.py`)."""
     growth = 100 * np.diff(np.log(macrodata.load_pandas().data["realgdp"].to_numpy()))
@@ -176,6 +179,7 @@ def test_bad_observations(y, noise, message):
         kalman.smooth(space, y, noise)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("infinity", [np.inf, -np.inf])
 def test_infinite_observations_under_jit(infinity):
     """Nothing can be raised there: the density is 0, and no state that is given the observation exists."""
@@ -250,6 +254,7 @@ def test_drawn_series_have_the_noise_of_their_step():
         kalman.simulate(jax.random.key(0), space, -1.0, 3)
 
 
+@pytest.mark.extended
 def test_one_step_of_a_system_that_changes():
     space = blr.StateSpace(np.zeros((0, 2, 2)), np.zeros((0, 2, 2)), np.ones(2))
     assert_allclose(kalman.smooth(space, np.array([3.0]), 1.0).mean[0], [1.0, 1.0])
@@ -264,6 +269,7 @@ def test_what_is_certain():
     assert float(kalman.log_likelihood(still, np.array([2.0, 3.0]), 0.0)) == -np.inf
 
 
+@pytest.mark.extended
 def test_a_prior_that_is_the_base_measure():
     """It is not left out of a bound, and members over different ones are not compared."""
     chain, _ = walk(0.0, 1.0, 0.9, 6)
@@ -280,6 +286,7 @@ def test_a_prior_that_is_the_base_measure():
         blr.Model({}, {"y": factors.poisson_exp("y", {"f": None})}, local={"f": chain})
 
 
+@pytest.mark.extended
 def test_a_precision_for_each_row():
     chain, dense = walk(0.0, 1.0, 0.9, 6)
     y, precision = np.arange(6.0), np.linspace(0.5, 3.0, 6)
@@ -291,6 +298,7 @@ def test_a_precision_for_each_row():
     assert_allclose(bounds, [exact, exact], rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_nothing_observed_is_the_prior():
     space = blr.StateSpace([[1.0]], [[1.0]], [1.0])
     y = np.full(5, np.nan)

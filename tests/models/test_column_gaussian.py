@@ -83,6 +83,7 @@ def test_complete_rows_give_their_covariance():
     assert_allclose(covariance, np.cov(rows.T), rtol=2e-3, atol=2e-3 * np.sqrt(np.cov(rows.T).max()))
 
 
+@pytest.mark.sampled("missing", "few rows", "more columns than rows", "one column")
 @pytest.mark.parametrize(
     ("rows", "columns", "factors", "share"),
     [(400, 6, 2, 0.3), (60, 12, 3, 0.0), (40, 100, 4, 0.0), (150, 80, 5, 0.1), (30, 1, 1, 0.3)],

@@ -35,6 +35,7 @@ def log_evidence(kernel, x, y, noise=NOISE):
     return -0.5 * (y @ np.linalg.solve(covariance, y) + np.linalg.slogdet(2 * np.pi * covariance)[1])
 
 
+@pytest.mark.extended
 def test_missing_rows_are_rows_that_are_not_there():
     y = np.where(np.arange(SIZE) % 3 == 0, np.nan, Y)
     observed = np.isfinite(y)
@@ -64,6 +65,7 @@ def test_weights_of_zero_and_two_in_laplaces_evidence():
     assert_allclose(slopes, expected_slopes, rtol=1e-5)
 
 
+@pytest.mark.extended
 def test_one_row():
     one = exactly(gp.regression(RBF(), X[:1], NOISE), Y[:1])
     assert_allclose(one.q["f"].mean, Y[:1] / (1 + NOISE), rtol=1e-12)
@@ -73,6 +75,7 @@ def test_one_row():
 CHAINS = {"12": Matern12(1.5, 0.8), "52": Matern52(1.5, 0.8), "sum": 0.5 * Matern32() + Matern12()}
 
 
+@pytest.mark.sampled("12")
 @pytest.mark.parametrize("name", ["12", pytest.param("52", marks=pytest.mark.extended), "sum"])
 def test_the_chain_is_the_dense_process(name):
     kernel = CHAINS[name]
@@ -92,6 +95,7 @@ def test_the_chain_is_the_dense_process(name):
         assert_allclose(none.bound, 0.0, atol=1e-12)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["poisson", pytest.param("student", marks=pytest.mark.extended)])
 def test_the_chain_is_the_dense_process_for_other_likelihoods(kind):
     """Student-t sites have negative κ where an observation is far out."""
@@ -170,6 +174,7 @@ def test_rows_left_out_of_a_sparse_regression_are_exact():
     assert_allclose(result.loo().log_density[0], expected, rtol=1e-8)
 
 
+@pytest.mark.extended
 def test_hyper_parameters_by_an_optimiser_between_steps():
     """Adam on the bound, after one natural-gradient step each, ends where the evidence itself is flat."""
     build = lambda h: gp.regression(RBF(h["variance"], h["scale"]), X, h["noise"])
@@ -189,6 +194,7 @@ def test_hyper_parameters_by_an_optimiser_between_steps():
     assert actual.bounds[-1] > actual.bounds[0] + 1
 
 
+@pytest.mark.extended
 def test_hyper_parameters_of_a_sparse_process_by_mini_batches():
     data, places = {"x": X, "y": COUNTS}, np.linspace(0, 6, 8)
     build = lambda h: sparse(Matern32(h["variance"], h["scale"]), places, factors.poisson_exp("y", {"f": None}))

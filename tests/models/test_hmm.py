@@ -82,6 +82,7 @@ def test_what_was_not_observed_does_not_count():
         assert_allclose(info.objective, again.objective, rtol=1e-11)
 
 
+@pytest.mark.extended
 def test_sequences_are_apart():
     y = observed("poisson")[:2]
     model = hmm.poisson_hmm(y, 2)
@@ -90,6 +91,7 @@ def test_sequences_are_apart():
     assert_allclose(result.bound, np.sum(apart), rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_a_missing_entry_is_integrated_out():
     """With independent entries each is missing by itself."""
     y = observed("diag").at[0, 3, 1].set(jnp.nan).at[0, 5].set(jnp.nan)
@@ -131,6 +133,7 @@ def log_likelihood_by_enumeration(initial, transitions, densities):
     return np.log(total)
 
 
+@pytest.mark.extended
 def test_entries_missing_from_a_full_covariance():
     """EM ends where the likelihood of what was observed, computed by SciPy, has no slope, and never falls before."""
     y = with_holes()
@@ -157,6 +160,7 @@ def test_entries_missing_from_a_full_covariance():
         assert abs(slope / (2 * small)) < 1e-3
 
 
+@pytest.mark.extended
 def test_entries_missing_from_a_full_covariance_with_priors():
     """The bound never falls, and NaN is the same as a mask."""
     y = with_holes()
@@ -172,6 +176,7 @@ def test_entries_missing_from_a_full_covariance_with_priors():
     assert np.isfinite(value(adapted, q, data))
 
 
+@pytest.mark.extended
 def test_the_integral_over_missing_entries():
     """log ∫ exp E log N(y | x, Λ) dy over the missing entries, by quadrature."""
     states = blr.NormalWishart(
@@ -193,6 +198,7 @@ def test_the_integral_over_missing_entries():
         assert_allclose(values, logsumexp(terms, axis=0) + len(free) * np.log(grid[1] - grid[0]), rtol=1e-8)
 
 
+@pytest.mark.extended
 def test_rows_that_are_missing_in_part_are_taken_in_chunks(monkeypatch):
     """In chunks, the last of them shorter, the value and its derivatives are those of all rows at once."""
     random = np.random.default_rng(0)
@@ -241,6 +247,7 @@ def test_emissions_by_the_delta_method_are_no_maximum_of_the_bound():
         assert blr.Model(blocks, {"y": chain}).judges_steps({"y": y}) == judges
 
 
+@pytest.mark.extended
 def test_the_bound_has_the_best_states_of_all():
     """log Σ_z exp E log p(y, z | …), over all paths."""
     y = observed("poisson")[:2, :4]
@@ -260,6 +267,7 @@ def test_the_bound_has_the_best_states_of_all():
     assert_allclose(value, total, rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_svi_is_vmp_with_whole_steps_and_comes_close_in_batches():
     y = observed("poisson")
     model = hmm.poisson_hmm(y, 2, priors="default").with_size(6)
@@ -309,6 +317,7 @@ def test_a_known_chain_stays():
     assert_allclose(jnp.sum(hmm.log_likelihood(*actual)), result.bound, rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_a_rate_of_zero_is_hmmlearn_s():
     y = np.array([0.0, 0, 0, 4, 5, 3, 0, 0, 6, 0])
     theirs = PoissonHMM(2, init_params="")
@@ -328,6 +337,7 @@ def test_a_rate_of_zero_is_hmmlearn_s():
     assert float(result.q["r"].mean[0, 0]) == 0
 
 
+@pytest.mark.extended
 def test_past_the_end_smoothing_is_a_forecast():
     y = observed("full")
     model = hmm.gaussian_hmm(y, 2)
@@ -340,6 +350,7 @@ def test_past_the_end_smoothing_is_a_forecast():
         hmm.forecast(*hmm.hidden(model, q, y), 0)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["full", "diag", "poisson"])
 def test_the_default_start_finds_the_states(kind):
     y, path = observed(kind), series()[1]

@@ -44,6 +44,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.sampled("compound")
 @pytest.mark.parametrize("name", CHAINS)
 def test_state_spaces_have_the_kernels_covariance(name):
     """Times apart, close, and repeated; the covariance by running the state space forward."""
@@ -64,6 +65,7 @@ def test_state_spaces_have_the_kernels_covariance(name):
     assert_allclose(joint, CHAINS[name](times), atol=1e-13)
 
 
+@pytest.mark.extended
 def test_short_steps_in_float32_have_the_noise_of_float64():
     """The variance of a step of 10⁻³ is 10⁻¹⁴ of the process's: as a difference it would be rounding error."""
     exact = np.asarray(Matern52().state_space(jnp.array([0.0, 1e-3])).noise[0])

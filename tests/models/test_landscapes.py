@@ -85,6 +85,7 @@ def test_minima_are_stationary_and_curve_upwards(landscape):
     np.testing.assert_allclose(steps, 0, atol=2e-14)
 
 
+@pytest.mark.sampled("Vincent 1-D")
 @each
 def test_no_other_point_of_the_box_is_as_good(landscape):
     """Newton's method from every local minimum of a fine grid comes to the listed minimisers and no better point."""
@@ -104,6 +105,7 @@ def test_no_other_point_of_the_box_is_as_good(landscape):
     assert set(distances.argmin(axis=1)) == set(range(len(landscape.minima)))
 
 
+@pytest.mark.extended
 @each
 def test_peak_ratio_counts_the_minima_found(landscape):
     minima = landscape.minima

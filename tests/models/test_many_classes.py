@@ -38,6 +38,7 @@ def test_averages_are_those_of_derivatives_at_the_points(loss, by_row):
     np.testing.assert_allclose(own, np.diagonal(hessian, axis1=1, axis2=2), rtol=1e-10, atol=1e-14)
 
 
+@pytest.mark.extended
 def test_scores_beyond_the_largest_power_have_finite_averages():
     f = jnp.array([[[2000.0, -2000.0, 0.0]]])
     values = regression.categorical.averages(f, jnp.array([1]), jnp.ones(1), True)
@@ -51,6 +52,7 @@ def _problem(rows: int, dtype=float):
     return Weighted((x, y), (1 + jnp.arange(rows) % 3).astype(dtype))
 
 
+@pytest.mark.sampled("DiagonalGaussian-1", "DiagonalGaussian-7", "BlockDiagonalGaussian-7")
 @pytest.mark.parametrize("rows", [1, 7])
 @pytest.mark.parametrize("family", [blr.Gaussian, blr.DiagonalGaussian, blr.BlockDiagonalGaussian])
 def test_parts_of_the_rows_add_up(monkeypatch, rows, family):
@@ -69,6 +71,7 @@ def test_parts_of_the_rows_add_up(monkeypatch, rows, family):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13), parts, whole)
 
 
+@pytest.mark.extended
 def test_a_diagonal_q_takes_no_jacobian_written_out():
     """The softmax of a mean-field q by shared features, against Jacobians of every weight."""
     data, objective = _problem(6), regression.regression("softmax", 6)
@@ -103,6 +106,7 @@ def _table(classes: int, rows: int, columns: int, seed: int = 0):
     return x, (x @ weights + rng.gumbel(size=(rows, classes))).argmax(axis=1)
 
 
+@pytest.mark.extended
 def test_many_classes_have_a_precision_for_each(subtests, monkeypatch, compiled_as_users):
     assert named_recipes.has_many_weights(16, 21)
     monkeypatch.setattr(named_recipes, "MANY_WEIGHTS", 60)  # Fits of as many as by default take four times as long.

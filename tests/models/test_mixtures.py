@@ -21,6 +21,7 @@ ROWS = load_iris().data
 CENTRED = ROWS - ROWS.mean(0)
 
 
+@pytest.mark.sampled("diag")
 @pytest.mark.parametrize("covariance", ["full", "diag"])
 def test_em_ends_where_scikit_learn_s_does(covariance):
     model = gaussian_mixture(ROWS, 3, covariance=covariance)
@@ -50,6 +51,7 @@ def test_a_bayesian_mixture_by_whole_and_by_batches():
     assert model.bound(part.q, data) > whole.trace["bound"][2]
 
 
+@pytest.mark.extended
 def test_a_missing_row_is_of_any_component():
     y = np.concatenate([ROWS, np.full((1, 4), np.nan)])
     model = gaussian_mixture(y, 2)
@@ -102,6 +104,7 @@ def test_bad_mixtures(y, count, message):
         gaussian_mixture(y, count)
 
 
+@pytest.mark.sampled("True")
 @pytest.mark.parametrize("shared", [False, True])
 def test_ppca_starts_at_its_maximum(shared):
     """One step of EM from the principal components, and the closed form's noise and loadings (Tipping and Bishop)."""
@@ -137,6 +140,7 @@ def test_factor_analysis_with_missing_entries():
     assert 0 <= gap < 0.05
 
 
+@pytest.mark.extended
 def test_factors_that_are_not_needed_fade():
     random = np.random.default_rng(1)
     rows = random.normal(size=(200, 2)) @ random.normal(size=(2, 6)) + 0.3 * random.normal(size=(200, 6))

@@ -16,6 +16,7 @@ from bayesrule.models import binary_mlp, cnn, gaussian_nll, mlp, softmax_cross_e
 KEY = jax.random.key(0)
 
 
+@pytest.mark.extended
 def test_mlp_is_its_formula():
     network = mlp((6, 5, 4, 2), activation=jnp.tanh)
     params = network.init(KEY)
@@ -27,6 +28,7 @@ def test_mlp_is_its_formula():
     np.testing.assert_allclose(network.apply(params, x), h, rtol=1e-13)
 
 
+@pytest.mark.extended
 def test_starts_keep_the_scale():
     """Weights are N(0, 2/inputs), the last layer's N(0, 1/inputs), to four standard errors of a variance."""
     params = mlp((300, 200, 100)).init(KEY)
@@ -102,6 +104,7 @@ def test_batch_normalization_and_its_running_averages():
     np.testing.assert_allclose(one, h, rtol=1e-11)
 
 
+@pytest.mark.extended
 def test_batch_loss_runs_through_an_objective():
     network = binary_mlp((3, 8, 2))
     x = jax.random.normal(jax.random.key(2), (30, 3))
@@ -141,6 +144,7 @@ def test_losses_are_optaxs_and_scipys():
     np.testing.assert_allclose(gaussian_nll(output, target, 0.25), expected, rtol=1e-13)
 
 
+@pytest.mark.extended
 def test_cnn_learns_with_a_recipe():
     network = cnn((8, 8, 1), channels=(4,), classes=2)
     x = jax.random.normal(KEY, (20, 8, 8))

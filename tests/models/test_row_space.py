@@ -35,6 +35,7 @@ def predictions(model):
     return np.stack(model.predict(NEW, return_std=True))
 
 
+@pytest.mark.sampled("counts")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_posterior_is_that_of_all_columns(name, monkeypatch):
     model, y = MODELS[name]
@@ -71,6 +72,7 @@ def test_more_rows_condition_a_posterior_of_low_rank():
     assert np.mean(np.abs(after - y[8:])) < np.mean(np.abs(before - y[8:]))
 
 
+@pytest.mark.extended
 def test_columns_of_zeros_and_equal_rows():
     x = np.zeros((5, 120))
     x[:, :3] = np.arange(15).reshape(5, 3) ** 2 / 10

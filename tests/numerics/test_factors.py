@@ -59,6 +59,7 @@ def test_nothing_traced_is_kept():
         jax.jit(shared_factors()(asked_twice))(MATRIX)
 
 
+@pytest.mark.extended
 def test_a_step_of_variational_inference_solves_once_at_each_place():
     x = jnp.asarray(np.random.default_rng(0).normal(size=(20, 3)))
     data = (x, jnp.asarray(x[:, 0] > 0, float))

@@ -71,6 +71,7 @@ def test_the_programs_used_last_are_kept(monkeypatch):
     assert (recorded.count(), function.count(), users._cache_size()) == (0, 0, 1)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="Only Linux tells the memory maps of a process.")
 def test_dropped_programs_return_their_memory_maps():
     maps = lambda: Path("/proc/self/maps").read_bytes().count(b"\n")
@@ -87,6 +88,7 @@ def test_dropped_programs_return_their_memory_maps():
     assert maps() - before < grown / 3
 
 
+@pytest.mark.extended
 def test_fits_of_new_functions_do_not_pile_up(monkeypatch):
     """Every loss that is defined anew is compiled anew, and nothing can use the old programs again."""
     monkeypatch.setattr(programs, "CAPACITY", 5)

@@ -51,6 +51,7 @@ def words_to_try():
     return np.concatenate([np.arange(0, 2**32, 1511), *ends]).astype(np.uint32)
 
 
+@pytest.mark.extended
 def test_quantile_is_accurate_and_symmetric_for_every_kind_of_word():
     words = words_to_try()
     actual = np.asarray(jax.jit(noise._quantile)(jnp.asarray(words)), np.float64)
@@ -80,6 +81,7 @@ def test_wide_quantile_is_accurate_and_symmetric():
 # ---- One stream: moments, tails, bins, serial tests ----
 
 
+@pytest.mark.sampled("float64-0")
 @pytest.mark.parametrize(("dtype", "seed"), [(jnp.float32, 0), (jnp.float32, 1), (jnp.float64, 0)])
 def test_moments(dtype, seed):
     size = 4_000_000 if dtype == jnp.float32 else 1_000_000
@@ -95,6 +97,7 @@ def test_moments(dtype, seed):
         assert abs(actual - exact) < 5 * error, f"moment {power}: {actual}, {exact} ± {error}"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_tails(dtype):
     chunk, chunks = (4_000_000, 30) if dtype == jnp.float32 else (1_000_000, 4)
@@ -214,6 +217,7 @@ MEASURES = {
 }
 
 
+@pytest.mark.sampled("bits", "serial")
 @pytest.mark.parametrize("measure", MEASURES)
 def test_hash(measure):
     function, limit = MEASURES[measure]
@@ -239,6 +243,7 @@ def permutation(count, start, turn):
     return noise._hash(count, start, turn) - (count + start)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("weak", "detecting_measures"),
     [
@@ -326,6 +331,7 @@ def test_wrong_arguments_are_named():
 # ---- JAX ----
 
 
+@pytest.mark.extended
 def test_same_numbers_under_every_transformation():
     keys = jax.random.split(KEY, 5)
     alone = np.stack([normal(key, (1001,)) for key in keys])
@@ -338,6 +344,7 @@ def test_same_numbers_under_every_transformation():
         np.testing.assert_array_max_ulp(alone, np.asarray(other), 4)
 
 
+@pytest.mark.extended
 def test_trees_under_jit_and_vmap():
     tree = {"w": jnp.zeros((40_000,), F32), "b": jnp.zeros(3, F32), "n": (), "s": jnp.zeros((), jnp.float64)}
     one = normals(KEY, tree)

@@ -17,6 +17,7 @@ def test_an_order_has_every_row_once(rows):
     np.testing.assert_array_equal(np.sort(order), np.arange(rows))
 
 
+@pytest.mark.extended
 def test_a_batch_is_a_piece_of_the_order_and_keys_give_different_ones():
     rows, key = 20_000, jax.random.key(3)
     whole = shuffled(key, jnp.arange(rows), rows)
@@ -25,6 +26,7 @@ def test_a_batch_is_a_piece_of_the_order_and_keys_give_different_ones():
     assert np.mean(np.asarray(whole) == np.asarray(other)) < 10 / rows
 
 
+@pytest.mark.extended
 def test_every_row_is_equally_likely_at_every_place():
     rows, orders = 100, 5000
     keys = jax.random.split(jax.random.key(0), orders)

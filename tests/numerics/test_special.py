@@ -5,6 +5,7 @@ from itertools import pairwise
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from numpy.testing import assert_allclose
 from scipy.integrate import quad
 from scipy.special import digamma as reference
@@ -115,6 +116,7 @@ def test_the_wide_form_is_a_branch_under_vmap_too():
         assert_allclose(mixed[3], function(means[3], jnp.array(50.0)), rtol=1e-14)
 
 
+@pytest.mark.extended
 def test_derivatives_of_an_expectation_around_a_bend():
     """Up to the second, in both modes, also in what the function closes over; wide and narrow entries side by side."""
     points = jnp.array([[0.3, 0.01, 0.5], [-2.0, 9.0, 0.7], [1.0, 0.4, 1.5]])  # m, v and s of one entry each

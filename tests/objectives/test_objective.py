@@ -133,6 +133,7 @@ def test_a_weight_is_a_number_of_repetitions(name):
         np.testing.assert_allclose(value, factor * repeated, rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_padding_of_the_last_batch_does_not_count():
     objective, rows = KINDS["examples"]
     theta = jnp.array([0.2, -0.1])

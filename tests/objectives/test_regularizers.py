@@ -16,6 +16,7 @@ DATA = jnp.eye(4, 3), jnp.array([1.0, -2.0, 0.5, 3.0])
 POINTS = {"delta": blr.Delta(), "quadrature": blr.Quadrature(3)}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("points", "family"),
     [
@@ -67,6 +68,7 @@ def test_a_penalty_on_a_diagonal_has_no_dense_hessian():
     np.testing.assert_allclose(moved.q.precision, 1 + np.cosh(1.0), rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_products_take_their_prior_block_by_block():
     """Conjugate blocks of every kind, one step, each as it would move alone."""
     prior = {

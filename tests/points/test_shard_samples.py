@@ -39,6 +39,7 @@ def numbers(measured):
     )
 
 
+@pytest.mark.sampled("True-Gradient", "True-Stein")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("antithetic", [False, True])
 def test_the_estimate_is_unbiased(name, antithetic):
@@ -53,6 +54,7 @@ def test_the_estimate_is_unbiased(name, antithetic):
     assert np.all(np.abs(np.mean(estimates, axis=0) - exact) < 4 * errors)
 
 
+@pytest.mark.extended
 def test_every_part_is_measured_at_its_own_draw():
     points, key = blr.ShardSamples(4), jax.random.key(2)
     measured = blr.Hessian().measure(OBJECTIVE, FULL, points, BATCH, None, key)
@@ -65,6 +67,7 @@ def test_every_part_is_measured_at_its_own_draw():
     assert_allclose(measured.curvature, hessian, rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_many_draws_at_the_price_of_one_have_less_noise():
     """The variance of the gradient is well below that of a single draw, whose rows all see the same θ."""
     keys = jax.random.split(jax.random.key(3), REPETITIONS)
@@ -76,6 +79,7 @@ def test_many_draws_at_the_price_of_one_have_less_noise():
     assert np.all(variance(blr.ShardSamples(8)) < 0.5 * variance(blr.MonteCarlo(1)))
 
 
+@pytest.mark.extended
 def test_it_works_where_outputs_are_linear_and_in_microbatches():
     apply = lambda w, x: x @ w
     linear = blr.Objective(lambda f, y: jnp.logaddexp(0.0, f) - y * f, size=20, output=apply, linear=True)

@@ -48,6 +48,7 @@ def test_straight_through_is_binary_connect():
     assert np.any(np.sign(actual["w"][-1]) != np.sign(LATENT["w"])), "some signs flipped"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", [jnp.float64, jnp.float32])
 def test_noise_free_relaxation_of_one_is_the_mean(dtype):
     """s ≡ 1 and the point is μ = tanh λ, also where 1 − tanh² has long since rounded to zero."""
@@ -59,6 +60,7 @@ def test_noise_free_relaxation_of_one_is_the_mean(dtype):
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("relaxation", [0.2, 1.0, 3.0])
 def test_scale_is_the_derivative_in_mu(relaxation):
     """s = ∂θ/∂μ by autodiff, for given noise (`eq:bayes_learn_binn_final`)."""
@@ -94,6 +96,7 @@ def test_bayesbinn_step_by_hand():
         np.testing.assert_allclose(after[name], expected, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.extended
 def test_bayesbinn_finds_the_best_signs():
     """On a problem whose signs are known, with noise and entropy: probabilities point the right way."""
     rule = blr.bayesbinn(0.02, relaxation=1.0)
@@ -102,6 +105,7 @@ def test_bayesbinn_finds_the_best_signs():
     np.testing.assert_array_equal(jnp.sign(result.q.natural()), [1, -1, 1, 1, -1, -1])
 
 
+@pytest.mark.extended
 def test_several_draws_are_averaged():
     """λ ← (1 − ρτ)λ − ρ times the mean over three different draws of s∘(N/M)Σ∇ℓ; so is the loss."""
     rule, key, batch = blr.bayesbinn(1e-2, relaxation=0.5, samples=3), jax.random.key(0), (X[:8], Y[:8])

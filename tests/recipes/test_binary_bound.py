@@ -47,6 +47,7 @@ def enumerated(q):
     return bound, logsumexp(-losses) - COUNT * np.log(2)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", RULES)
 def test_the_bound_is_that_of_the_signs(name):
     start = NETWORK.init(jax.random.key(0))
@@ -59,6 +60,7 @@ def test_the_bound_is_that_of_the_signs(name):
     assert np.all(np.isnan(result.trace["bound"]))  # Relaxed or most probable signs are no average over q.
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", RULES)
 def test_the_uniform_prior_leaves_the_update_as_it_is(name):
     start, key = NETWORK.init(jax.random.key(0)), jax.random.key(2)
@@ -69,6 +71,7 @@ def test_the_uniform_prior_leaves_the_update_as_it_is(name):
     assert not other.normalized
 
 
+@pytest.mark.extended
 def test_the_estimator_has_the_prior():
     estimator = BinaryMLPClassifier((3,), max_iter=2, random_state=0).fit(np.asarray(X), np.asarray(Y))
     network = estimator._network()

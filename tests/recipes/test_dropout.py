@@ -57,6 +57,7 @@ def run(rule, steps=5):
     )()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", GAUSSIANS)
 def test_keeping_everything_is_the_algorithm_itself(name):
     rule = GAUSSIANS[name]
@@ -181,6 +182,7 @@ def test_a_learnt_keep_probability_is_pulled_to_its_first_value():
     np.testing.assert_allclose(moved.keep["w"], expected, rtol=1e-8)
 
 
+@pytest.mark.extended
 def test_the_regularizer_of_a_learnt_keep_probability():
     """κ moves by the slope of E_z R(z∘m), R = ½δ‖θ‖², over the number of masks: enumerated, by finite differences."""
     m, strength, rate, keep = np.array([[1.0, -0.5], [0.3, 2.0], [-0.7, 0.4]]), 1.7, 0.2, 0.6

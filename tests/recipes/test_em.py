@@ -34,6 +34,7 @@ def sklearn_mixture(steps):
         return GaussianMixture(3, reg_covar=0, max_iter=steps, tol=0, **start).fit(ROWS)
 
 
+@pytest.mark.extended
 def test_em_takes_scikit_learn_s_iterates():
     rule, model = blr.em(order="parallel"), mixture()
     state, step = rule.init(None, model), jax.jit(rule.step)
@@ -46,6 +47,7 @@ def test_em_takes_scikit_learn_s_iterates():
         assert_allclose(rule.bound(model, state.q, {"y": ROWS}), theirs.score(ROWS) * 150, rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_em_on_iris_reaches_the_known_maximum():
     """REFERENCE: log-likelihood −180.18548, weights .29919, .33333, .36747."""
     result = blr.fit(blr.em(order="parallel"), mixture(), None, {"y": ROWS}, steps=500, tolerance=1e-12, check=True)
@@ -54,6 +56,7 @@ def test_em_on_iris_reaches_the_known_maximum():
     assert_allclose(np.sort(result.q["weights"].mean), [0.29919, 0.33333, 0.36747], atol=5e-6)
 
 
+@pytest.mark.extended
 def test_an_explicit_e_step_is_the_same():
     """With the choices as a local block, E and then M, instead of summed out."""
     summed = mixture()
@@ -73,6 +76,7 @@ def test_an_explicit_e_step_is_the_same():
     assert_allclose(first.q["components"].mean["mean"], second.q["components"].mean["mean"], rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_online_em_is_em_on_average():
     """Mini-batches with a falling rate (Cappé and Moulines) come close to the maximum that EM finds."""
     rule = blr.em(order="parallel", rate=lambda t: (t + 2.0) ** -0.7)
@@ -104,6 +108,7 @@ def log_likelihood(rows, loadings, variances):
     return -0.5 * len(rows) * (len(covariance) * np.log(2 * np.pi) + np.linalg.slogdet(covariance)[1] + trace)
 
 
+@pytest.mark.extended
 def test_ppca_reaches_scikit_learn_s_optimum():
     """REFERENCE: PPCA of iris with two factors has σ² = 0.0510222965 and log-likelihood −404.9694766, for the
     covariance with N − 1 in its denominator that scikit-learn's PCA takes: the maximum itself is 149/150 of it."""
@@ -120,6 +125,7 @@ def test_ppca_reaches_scikit_learn_s_optimum():
     assert_allclose(wide, -404.9694766, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_factor_analysis_reaches_scikit_learn_s_optimum():
     random = np.random.default_rng(4)
     rows = (
@@ -136,6 +142,7 @@ def test_factor_analysis_reaches_scikit_learn_s_optimum():
     assert_allclose(loadings @ loadings.T, theirs.components_.T @ theirs.components_, atol=1e-3)
 
 
+@pytest.mark.extended
 def test_newton_s_m_step_where_nothing_is_conjugate():
     """Logistic regression as a model without latent blocks: em is Newton's method at the peak, to the maximum."""
     from sklearn.linear_model import LogisticRegression
@@ -164,6 +171,7 @@ def test_newton_s_m_step_where_nothing_is_conjugate():
     assert_allclose(again.q["w"].mean, result.q["w"].mean, rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_a_repeated_m_step_measures_nothing():
     """One block takes a plain step, the other several of Newton's, of which no objective is known."""
 

@@ -56,6 +56,7 @@ def fitted(rule, epochs=5, x=X, start=None):
     )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("rule", "correlation"),
     [
@@ -76,6 +77,7 @@ def test_the_precision_is_the_curvature_of_the_data(rule, correlation):
     assert np.quantile(actual, 0.95) > 4 * np.quantile(actual, 0.05)
 
 
+@pytest.mark.extended
 def test_ivon_s_precision_follows_the_data():
     """From gradients alone: noisier, and from a start that is too large rather than too small."""
     result = fitted(blr.ivon(0.5, relative=True), epochs=10)
@@ -84,6 +86,7 @@ def test_ivon_s_precision_follows_the_data():
     assert 0.5 < np.median(actual) / np.median(expected) < 5
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["vogn", "ivon"])
 def test_inputs_in_other_units(name):
     """Ten times the inputs with a tenth of the weights is the same network: its S is a hundred times as large there."""
@@ -102,6 +105,7 @@ def test_inputs_in_other_units(name):
         np.testing.assert_allclose(10 * scaled.q.mean["layer0"]["w"], state.q.mean["layer0"]["w"], rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["ogn", "ivon"])
 def test_the_first_steps_by_hand(name):
     """t = 1 measures at the mean and leaves it; then S is the average of what was measured, and the mean moves."""
@@ -135,6 +139,7 @@ def test_the_first_steps_by_hand(name):
             np.testing.assert_allclose(flat(state.q.mean), mean, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("rate", "used"), [(1e-3, 1e-3), (0.5, 2e-3)])
 def test_rates_in_adam_s_units(rate, used):
     """By default the step is ρ of the natural gradient, ρ = 80·√(M/N)·rate, and no longer than at a rate of 2e-3."""
@@ -152,6 +157,7 @@ def test_rates_in_adam_s_units(rate, used):
     np.testing.assert_allclose(flat(state.q.mean), expected, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["vogn", "ivon"])
 def test_adam_s_rate_learns(name):
     """At Adam's usual rate and all defaults, 20 epochs. As a rate of gradient descent, 1e-3 learns next to nothing."""
@@ -163,6 +169,7 @@ def test_adam_s_rate_learns(name):
     assert metrics.nll(predicted, labels[ROWS:]) < 1.0
 
 
+@pytest.mark.extended
 def test_a_window_counts_epochs():
     """The same number of epochs whatever the batch: 1 − β is M/(wN), and never above one in so many steps."""
     assert float(blr.Window(2.0).forgotten(50 / 10_000)) == pytest.approx(1 / 400)
@@ -175,6 +182,7 @@ def test_a_window_counts_epochs():
     np.testing.assert_allclose(flat(state.q.precision), expected, rtol=1e-6)
 
 
+@pytest.mark.extended
 def test_what_is_given_stays():
     """A precision that the user gives, a number h₀, an objective without a prior: nothing is replaced."""
     q = blr.DiagonalGaussian(params(), jax.tree.map(lambda w: 50.0 + w**2, params()))
@@ -193,6 +201,7 @@ def test_what_is_given_stays():
     np.testing.assert_allclose(flat(results[0].mean), flat(results[1].mean), rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_a_rejected_first_batch_is_measured_again():
     rule = blr.vogn(0.1)
     step, state = jax.jit(rule.step), rule.init(params(), OBJECTIVE)

@@ -40,6 +40,7 @@ SINGLE = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("case", SINGLE)
 def test_one_component_is_the_plain_rule(case):
     rule, objective, batch = SINGLE[case]
@@ -57,6 +58,7 @@ def test_one_component_is_the_plain_rule(case):
     np.testing.assert_allclose(observed.objective, info.objective, rtol=1e-13)
 
 
+@pytest.mark.extended
 def test_components_far_apart_take_newton_s_steps():
     """`eq:gaussmix_assumption`: where the others have no responsibility, ∇log q ≈ 0 and ∇²log q ≈ −S_k."""
     starts = MINIMA + jnp.array([[0.2, -0.1], [0.1, 0.2], [-0.2, 0.1], [0.1, -0.1]])
@@ -79,6 +81,7 @@ def test_components_far_apart_take_newton_s_steps():
     np.testing.assert_allclose(stack.q.components.mean, MINIMA, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_a_target_that_is_a_mixture_is_found_with_its_weights():
     target = blr.Mixture([0.3, 0.7], [blr.Gaussian(jnp.full(1, -2.0), 4.0), blr.Gaussian(jnp.full(1, 2.0), 1.0)])
     q = blr.Mixture([1, 1], blr.Gaussian(jnp.array([[-1.0], [1.0]]), jnp.ones((2, 1, 1))))
@@ -153,6 +156,7 @@ SEARCHED = [
 LONGER = (0, 1, 3)  # of the cases, which have their own command
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "case",
     [
@@ -176,6 +180,7 @@ def test_all_global_minima_are_found(case):
         assert [m.value for m in actual] == sorted(m.value for m in actual)
 
 
+@pytest.mark.extended
 def test_minima_close_together_are_told_apart():
     """Two wells that are a two-thousandth of the box apart."""
     bounds = jnp.array([-2000.0]), jnp.array([2000.0])
@@ -184,6 +189,7 @@ def test_minima_close_together_are_told_apart():
     assert all(m.weight > 0.2 for m in actual)
 
 
+@pytest.mark.extended
 def test_a_search_is_the_same_in_other_units():
     """The temperature is a part of the loss's spread, so the loss's unit does not matter."""
     plain = search(himmelblau).minima()
@@ -204,6 +210,7 @@ def test_what_a_minimum_is():
         assert 0.1 < minimum.weight < 0.4  # four basins of about the same size
 
 
+@pytest.mark.extended
 def test_weights_are_the_basins_shares():
     """A double well whose hilltop lies at a quarter of the box: a quarter of the starts go left."""
 
@@ -252,6 +259,7 @@ def half_a_loss(theta):
     return jnp.sum(theta - jnp.log(theta))
 
 
+@pytest.mark.extended
 def test_where_the_loss_is_not_a_number_a_search_goes_on():
     """log x has no value left of 0: starts there are given up, even if they are all there are."""
     bounds = jnp.array([-2.0]), jnp.array([3.0])
@@ -261,6 +269,7 @@ def test_where_the_loss_is_not_a_number_a_search_goes_on():
         assert [round(float(m.position[0]), 6) for m in actual.minima()] == [1.0]
 
 
+@pytest.mark.extended
 def test_where_there_is_no_number_at_all_a_search_ends():
     bounds = jnp.array([-2.0]), jnp.array([3.0])
     nowhere = search(lambda t: jnp.sum(jnp.log(-1 - t**2)), bounds=bounds, components=4, patience=10)
@@ -269,6 +278,7 @@ def test_where_there_is_no_number_at_all_a_search_ends():
     assert nowhere.minima() == []
 
 
+@pytest.mark.extended
 def test_without_a_search_a_bad_component_ends_the_fit():
     q = blr.Mixture([1, 1], blr.Gaussian(jnp.array([[-1.0], [2.0]]), jnp.ones((2, 1, 1))))
     result = blr.fit(blr.newton().replace(family=blr.Mixture), half_a_loss, q, steps=5)
@@ -276,6 +286,7 @@ def test_without_a_search_a_bad_component_ends_the_fit():
     np.testing.assert_array_equal(result.q.components.mean, q.components.mean)
 
 
+@pytest.mark.extended
 def test_a_full_memory_keeps_the_lowest():
     landscape = landscapes()[1]  # uneven decreasing maxima: five minima, one of them global
     bounds = jnp.asarray(landscape.low), jnp.asarray(landscape.high)
@@ -296,6 +307,7 @@ def test_a_search_resumes_and_is_saved(tmp_path):
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.extended
 def test_collapsed_components_are_merged():
     """Two components at one place, not yet converged: one begins anew elsewhere, the other carries its mass."""
     starts = jnp.array([[3.3, 2.2], [3.3, 2.2], [-2.5, 3.0]])
@@ -308,6 +320,7 @@ def test_collapsed_components_are_merged():
     assert jnp.linalg.norm(after.q.components.mean[0] - starts[0]) < 0.5
 
 
+@pytest.mark.extended
 def test_a_cooling_mixture_is_tempered_as_a_whole():
     """At the new temperature every component is narrower, those in log r_k too: the posterior there stays as it is."""
     q = blr.Mixture([0.4, 0.6], blr.Gaussian(jnp.array([[0.5, -1.0], [1.2, 0.3]]), jnp.stack([PLUS, 2 * PLUS])))
@@ -321,6 +334,7 @@ def test_a_cooling_mixture_is_tempered_as_a_whole():
     np.testing.assert_allclose(after.q.components.precision, cold.components.precision, atol=1e-12)
 
 
+@pytest.mark.extended
 def test_a_checkpoint_of_a_search_is_to_go_on_from(tmp_path):
     rule = blr.multimodal(0.8, bounds=BOX, components=8, memory=16)
     blr.fit(rule, himmelblau, None, steps=30, key=jax.random.key(0), checkpoint=tmp_path / "point")
@@ -373,6 +387,7 @@ def test_a_search_needs_a_mixture_with_full_precisions(family):
         rule.replace(family=family, curvature=curvature)
 
 
+@pytest.mark.extended
 def test_a_cold_mixture_is_narrow():
     """At the temperature τ, S_k = ∇²ℓ̄/τ at each minimum; and the hotter, the further two neighbours are apart."""
 

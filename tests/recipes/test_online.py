@@ -133,6 +133,7 @@ def test_online_newton_step():
         np.testing.assert_allclose(q.mean[t], theta, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_weights_that_vanish_do_no_harm(dtype):
     """500 rounds, the last expert the worst by far: logits far past where its probability underflows."""
@@ -145,6 +146,7 @@ def test_weights_that_vanish_do_no_harm(dtype):
     np.testing.assert_allclose(q.natural(), expected, rtol=2e-5 if dtype == jnp.float32 else 1e-12)
 
 
+@pytest.mark.extended
 def test_signs_that_are_all_but_certain():
     """A Bernoulli at λ = 60 still takes its exact gradient by enumeration."""
     rule = blr.exponential_weights(0.5).replace(family=blr.Bernoulli)

@@ -108,6 +108,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.sampled("adamw, mask by a function", "adam, clipped")
 @pytest.mark.as_users
 @pytest.mark.parametrize("name", PAIRS)
 def test_same_trajectory(name):
@@ -121,6 +122,7 @@ def test_same_trajectory(name):
         assert np.abs(expected["out"][0][-1] - np.asarray(PARAMS["out"][0])).max() > 0.05, "it moved at all"
 
 
+@pytest.mark.extended
 @pytest.mark.as_users
 @pytest.mark.parametrize("name", ["sgd, momentum", "rmsprop", "adam"])
 def test_same_trajectory_in_float32(name):
@@ -162,6 +164,7 @@ def test_posterior_and_preconditioner_are_two_things():
     assert float(state.q.precision) == pytest.approx(40 * 0.001 * 2.0**2 + 3.0, abs=1e-12)
 
 
+@pytest.mark.extended
 def test_the_heavy_ball_is_the_trace_at_a_constant_rate_only():
     """θ ← θ − ρ_t ĝ + γ(θ_t − θ_{t−1}) against optax's trace: equal at a constant rate, another path on a ramp."""
 
@@ -175,6 +178,7 @@ def test_the_heavy_ball_is_the_trace_at_a_constant_rate_only():
     assert largest(RAMP) > 1e-3
 
 
+@pytest.mark.extended
 def test_weight_decay_is_no_prior():
     """It is refused beside a regularizer, and neither the precision nor the printed derivation has a δ."""
     objective = blr.Objective(lambda w, x: 0.5 * (w - x) ** 2, size=40, regularizer=3.0)

@@ -85,6 +85,7 @@ FUNCTIONS = {
 INDEFINITE = ("Beale", "Himmelblau", "Styblinski–Tang")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_newton_finds_the_minimum_that_scipy_finds(name):
     """The minimum of trust-exact from the same start: its value to 1e-8, its position to 1e-5."""
@@ -107,6 +108,7 @@ def test_newton_finds_the_minimum_that_scipy_finds(name):
         np.testing.assert_allclose(result.q.precision, compiled[2](result.q.mean), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", INDEFINITE)
 def test_plain_newton_fails_from_the_same_start(name):
     """Without the guard λ leaves Ω at an indefinite Hessian, and fit says so."""
@@ -121,6 +123,7 @@ def skewed(x):
     return jnp.sum(jnp.exp(x) - 0.5 * x) + 0.5 * x @ x + 0.3 * x[0] * x[1]
 
 
+@pytest.mark.extended
 def test_von_meets_quadrature():
     """VON's stationary average is the fixed point of quadrature-Newton, within its standard error."""
     exact = blr.fit(
@@ -158,6 +161,7 @@ def derivative_free(rate, samples):
     return blr.Rule(blr.Gaussian, points, blr.Score(), steps, blr.Retraction(), name="derivative-free")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("function", "start", "optimum", "steps", "within"),
     [
@@ -192,6 +196,7 @@ def amari():
     return module
 
 
+@pytest.mark.extended
 def test_amaris_natural_gradient(capsys):
     """Each step is θ − ρF(θ)⁻¹∇(−log p), and the limit is the closed-form maximum-likelihood estimate."""
     module, rate = amari(), 0.5

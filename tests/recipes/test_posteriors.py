@@ -47,6 +47,7 @@ class TestSquaredGradients:
         actual = over_batches(blr.GaussNewton(), blr.Delta(), size, 1, q)
         np.testing.assert_allclose(actual.mean(axis=0), TRUTH, rtol=1e-12)
 
+    @pytest.mark.extended
     def test_stein_is_within_its_standard_error(self, size):
         q = blr.DiagonalGaussian(WEIGHTS, 50.0)
         actual = over_batches(blr.Stein(), blr.MonteCarlo(8, antithetic=True), size, max(1, 4 * size // 10), q)
@@ -189,6 +190,7 @@ def test_ogn_and_vogn_are_their_equations(variational):
         np.testing.assert_allclose(state.q.precision, size * v + delta, rtol=1e-11)
 
 
+@pytest.mark.extended
 def test_a_bad_step_of_a_schedule_leaves_the_precision():
     """Cut short by a loss that is not finite, under a temperature schedule: q is the last good one, untouched."""
     cooling = lambda t: jnp.where(t < 2, 1.0, 0.1)

@@ -33,6 +33,7 @@ def same(one, other, **tolerance):
         assert_allclose(a, b, **tolerance)
 
 
+@pytest.mark.extended
 def test_svi_with_all_of_the_data_and_whole_steps_is_vmp():
     order = ["z", "weights", "components"]
     vmp = blr.fit(blr.vmp(order=order), mixture(), None, {"y": ROWS}, steps=12, check=True)
@@ -50,6 +51,7 @@ def test_blocks_at_once_and_damped_end_where_a_sweep_does():
         assert_allclose(result.bound, swept.bound, rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_choices_that_are_summed_out_are_the_same_sweep():
     summed = blr.Model(
         {"weights": PRIORS["weights"], "components": START},
@@ -64,6 +66,7 @@ def test_choices_that_are_summed_out_are_the_same_sweep():
     assert result.bound > explicit.bound  # it has the best q(z) for the others, not the sweep's
 
 
+@pytest.mark.extended
 def test_an_epoch_of_mini_batches_has_the_whole_message_on_average():
     """With ρ small, the batches of one epoch move λ by ρ times the sum of their messages: N/M of each on average."""
     model, rate = mixture(), 1e-6
@@ -90,6 +93,7 @@ def test_mini_batches_come_close_to_the_optimum():
     assert best.bound - 0.5 < settled.bound <= best.bound + 1e-9
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "order",
     [
@@ -108,6 +112,7 @@ def test_batches_and_weights_are_scaled_whatever_the_order(order):
     assert_allclose(jnp.sum(twice.q["weights"].concentration), 306, rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_the_bounds_of_mini_batches_average_to_the_bound_of_all_rows():
     """Every batch's terms and its local blocks' entropies, by SciPy, count N/M times."""
     model = mixture(size=150)
@@ -125,6 +130,7 @@ def test_the_bounds_of_mini_batches_average_to_the_bound_of_all_rows():
     assert_allclose(np.mean(bounds), sum(jax.tree.leaves(contributions(q, {"y": jnp.array(ROWS)}))), rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_padding_changes_no_row():
     """A batch of rows 3 and 7 with two rows of padding: the local blocks of all other rows stay, the last one's too."""
     model, rule = mixture(size=150), blr.svi(0.5)
@@ -137,6 +143,7 @@ def test_padding_changes_no_row():
     assert_allclose(np.flatnonzero(change), [3, 7])
 
 
+@pytest.mark.extended
 def test_loops_of_one_s_own():
     model, rule = mixture(size=150), blr.svi(1.0)
     step = jax.jit(rule.step)
@@ -184,6 +191,7 @@ def topic_model(start):
     )
 
 
+@pytest.mark.extended
 def test_lda_takes_scikit_learn_s_variational_step():
     """Batch variational Bayes: with the documents settled, the topics are what scikit-learn's next iteration has."""
     counts, random = corpus()
@@ -206,6 +214,7 @@ def test_lda_takes_scikit_learn_s_variational_step():
     assert_allclose(grouped.q["shares"].concentration, plain.q["shares"].concentration, rtol=1e-7)
 
 
+@pytest.mark.extended
 def test_words_are_the_best_choice_of_topics():
     """Σ_w n_w log Σ_k exp(…) is the bound with the best q(z): as an explicit maximum over the choices."""
     counts, random = corpus()

@@ -63,6 +63,7 @@ def iris():
     return model, start, {"y": jnp.asarray(rows)}
 
 
+@pytest.mark.extended
 def test_mixture_of_gaussians():
     case = REFERENCE["mixture"]
     model, start, data = iris()
@@ -86,6 +87,7 @@ def test_mixture_converges_to_the_published_bound():
     assert_allclose(result.q["weights"].concentration, [51, 45.77934, 56.22066], atol=1e-4)
 
 
+@pytest.mark.extended
 def test_pca_with_ard():
     case = REFERENCE["pca"]
     start = case["start"]
@@ -149,6 +151,7 @@ def test_linear_state_space():
     same(q["noise"], state["tau"], shape="shape", rate="rate")
 
 
+@pytest.mark.extended
 def test_lda():
     case = REFERENCE["lda"]
     size, words, topics = (case["data"][name] for name in ("documents", "vocabulary", "topics"))

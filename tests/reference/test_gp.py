@@ -26,6 +26,7 @@ def files():
     return dict(np.load(DATA / "gp.npz"))
 
 
+@pytest.mark.extended
 def test_regression_is_scikit_learns(files):
     """The motorcycle data: mean, deviation and log marginal likelihood; then the hyper-parameters that maximise it."""
     x, y = files["mcycle"][:, :1], files["mcycle"][:, 1] / 50
@@ -68,6 +69,7 @@ def test_classification_by_laplace_is_scikit_learns():
     assert_allclose(actual[1], variance, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_classification_has_one_bound_in_every_form(files):
     """The banana data: sites, the process itself, and a sparse one with all points (a dense Gaussian, whitened)."""
     x, y = files["banana"][:120, :2], files["banana"][:120, 2]
@@ -83,6 +85,7 @@ def test_classification_has_one_bound_in_every_form(files):
     assert np.mean((dense.q["f"].mean > 0) == y) > 0.88
 
 
+@pytest.mark.extended
 def test_a_point_process_agrees_with_nuts(files):
     """Coal-mining disasters, by CVI: a Gaussian q is within a twentieth of a deviation of the posterior's moments."""
     times, counts = files["coal"].T

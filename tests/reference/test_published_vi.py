@@ -66,6 +66,7 @@ def test_full(name, split):
     assert 0 <= theirs + result.bound <= 0.2
 
 
+@pytest.mark.sampled("breast_cancer_scale-0")
 @pytest.mark.parametrize(("name", "split"), [("a1a", 0), ("breast_cancer_scale", 0)])
 def test_full_by_messages(name, split):
     """Non-conjugate variational inference with a site for each row: no Hessian, the derivative in μ of each factor."""
@@ -131,6 +132,7 @@ def fitted(recipe, split, steps, rate, horizon, **options):
     return np.max(shift), np.max(np.abs(1 / result.q.precision / variance - 1))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("split", SPLITS)
 def test_voggn(split):
     shift, width = fitted(blr.voggn, split, 4000, 0.5, 50.0, samples=8)

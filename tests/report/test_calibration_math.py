@@ -17,6 +17,7 @@ from bayesrule.report.svg import Plot, axis_limits, round_ticks, svg_drawing
 from report import runs
 
 
+@pytest.mark.extended
 def test_reliability_is_that_of_the_metrics():
     rows = class_predictions(runs.binary())
     assert rows is not None
@@ -30,6 +31,7 @@ def test_reliability_is_that_of_the_metrics():
     )
 
 
+@pytest.mark.extended
 def test_chance_error_is_what_perfect_probabilities_show():
     rng = np.random.default_rng(0)
     p = rng.dirichlet([1, 1, 1], 300)

@@ -22,6 +22,7 @@ def poisson_predictions(y, rate):
     return NumericPredictions(np.arange(len(y)), y, rate, np.sqrt(rate), low, high, np.arange(len(y)))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["normal", "student", "counts"])
 def test_a_right_model_is_told_of_a_problem_in_one_run_of_a_hundred(kind):
     rng, alarms, repeats = np.random.default_rng(0), 0, 1000

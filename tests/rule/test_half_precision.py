@@ -74,6 +74,7 @@ RULES = {
 }
 
 
+@pytest.mark.sampled("sgd, momentum", "ivon")
 @pytest.mark.parametrize("name", RULES)
 def test_recipes_keep_parameters_and_widen_statistics(name):
     rule, rows = RULES[name], np.stack([RNG.permutation(64)[:16] for _ in range(60)])
@@ -101,6 +102,7 @@ def test_recipes_keep_parameters_and_widen_statistics(name):
     assert float(gain) == pytest.approx(float(expected), rel=0.2)  # Some updates are lost in rounding.
 
 
+@pytest.mark.extended
 def test_half_precision_through_fits_files_and_predictions(tmp_path):
     mixed = {"w": jnp.asarray(WEIGHTS["w"], jnp.bfloat16), "v": jnp.asarray(WEIGHTS["v"], jnp.float32)}
     objective = blr.Objective(squared, output=apply, size=64, regularizer=1.0)

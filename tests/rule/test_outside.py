@@ -39,6 +39,7 @@ def mean_loss(params, batch):
     return jnp.mean(jax.vmap(lambda example: example_loss(params, example))(batch))
 
 
+@pytest.mark.sampled("rmsprop", "ivon", "straight_through")
 @pytest.mark.parametrize("name", RULES)
 def test_draw_and_update_are_step(name):
     """The same states, and the same losses in `Info`."""
@@ -69,6 +70,7 @@ def test_draw_and_update_are_step(name):
         np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.extended
 def test_the_ticket_is_the_key():
     rule = blr.ivon(0.1)
     state = rule.init(PARAMS, size=N, regularizer=1.0)
@@ -79,6 +81,7 @@ def test_the_ticket_is_the_key():
     assert blr.adam(0.1).draw(blr.adam(0.1).init(PARAMS, size=N))[1] is None
 
 
+@pytest.mark.extended
 def test_a_gradient_that_is_not_finite_skips_the_step():
     """Without a value any entry does; with a finite value such an entry counts as zero, as in `step`."""
     rule = blr.adam(0.1)

@@ -104,6 +104,7 @@ def test_an_own_piece_is_refused_with_its_own_message(case):
         WRONG[case]()
 
 
+@pytest.mark.extended
 def test_own_points_and_curvature_run():
     """On a quadratic the two points see the exact expectation, so one step is the answer."""
     rule = blr.newton().replace(points=TwoPoints(), guard=blr.NoGuard())

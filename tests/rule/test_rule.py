@@ -42,6 +42,7 @@ def compiled(rule, objective):
 # Transformations.
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "rule", [blr.newton(0.5), blr.gradient_descent(0.1, momentum=0.9), blr.von(0.2)], ids=lambda r: r.name
 )
@@ -68,6 +69,7 @@ def test_step_under_jit_vmap_and_scan(rule):
     np.testing.assert_array_equal(many.count, 3)
 
 
+@pytest.mark.extended
 def test_a_sweep_over_rates_by_vmap():
     """Rates are leaves: a batch of rules is a rule with a batch of rates."""
 
@@ -128,6 +130,7 @@ def test_fitting_again_does_not_recompile():
     assert loss.traces == traces
 
 
+@pytest.mark.extended
 def test_keys_are_never_reused():
     """JAX's own check of key reuse passes on sampled points, sampled losses and mini-batches."""
     noisy = blr.Objective.from_batch(
@@ -197,6 +200,7 @@ def stepped(rule, params, apply, dtype=None):
     return state, new
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", PARAMS)
 def test_parameters_are_any_pytree(kind):
     """q's mean comes back in the same container and shapes, and has moved."""
@@ -228,6 +232,7 @@ SINGLE = ALGORITHMS | {
 }
 
 
+@pytest.mark.sampled("stein")
 @pytest.mark.parametrize("algorithm", SINGLE)
 def test_float32_stays_float32(algorithm):
     """With x64 on, float32 parameters and data give a float32 q, the same as in float64 to its precision."""
@@ -241,6 +246,7 @@ def test_float32_stays_float32(algorithm):
         close(single.q, double.q, 1e-5)
 
 
+@pytest.mark.extended
 def test_float32_fits():
     """The compiled loop carries float32 through, and converges to float32's precision."""
     result = blr.fit(blr.newton(), bowl, jnp.zeros(2, jnp.float32), steps=20, tolerance=1e-10)

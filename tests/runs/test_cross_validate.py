@@ -32,6 +32,7 @@ def test_folds_divide_every_class():
         assign_folds(10, 9, 0)
 
 
+@pytest.mark.extended
 def test_rows_are_predicted_by_fits_that_did_not_see_them():
     """The predictions are those of scikit-learn's ridge regression by evidence, on the same folds."""
     table, target, config, _ = resolve_config(DIABETES.load(), {"target": DIABETES.target})

@@ -139,6 +139,7 @@ def test_a_sorted_file_does_not_drift():
     assert check(table(**{name: values[order] for name, values in columns.items()}), "y") == []
 
 
+@pytest.mark.extended
 def test_ordinary_tables_are_left_in_peace():
     """Of 120 tables without leak, outlier or drift at most 5 are warned of; drift is tested at 1 %."""
     rng = np.random.default_rng(9)

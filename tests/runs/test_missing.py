@@ -66,6 +66,7 @@ def coverages(rng, correlation, mechanism, model, rows=400):
     return [np.mean((each["low"] <= y) & (y <= each["high"])) for each in ahead]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("correlation", "mechanism"),
     [(0.4, "complete"), (0.4, "completely at random"), (0.4, "at random"), (0.95, "completely at random")],
@@ -94,6 +95,7 @@ def true_missing_input(rng, x, correlation, draws):
     return repeated
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mechanism", ["complete", "completely at random"])
 def test_probabilities_are_calibrated_without_an_important_input(mechanism):
     """Near those of the true model with the missing input integrated out; it explains most of the classes."""
@@ -113,6 +115,7 @@ def test_probabilities_are_calibrated_without_an_important_input(mechanism):
         assert float(ece(found, labels, bins=10)) < 0.045
 
 
+@pytest.mark.extended
 def test_counts_have_the_interval_of_the_mixture():
     rng = np.random.default_rng(0)
     rate = lambda x: np.exp(1.0 + 0.4 * x @ WEIGHTS)
@@ -166,6 +169,7 @@ def test_a_category_that_was_never_missing_is_drawn():
     assert run.missing(build([NAN, NAN], [None, "Rome"])) == 3
 
 
+@pytest.mark.extended
 def test_rows_with_missing_inputs_are_explained_as_rows():
     """Once each; and what is said of a row without it does not know its target, though the fitted draws do."""
     rng = np.random.default_rng(0)
@@ -211,6 +215,7 @@ def test_earlier_runs_draw_too(tmp_path):
     np.testing.assert_allclose(ahead["prediction"], run.estimator.predict(encoded), rtol=1e-9)
 
 
+@pytest.mark.extended
 def test_the_command_line_says_what_it_does(tmp_path):
     rng = np.random.default_rng(0)
     x = standard_inputs(rng, 60, 0.4)

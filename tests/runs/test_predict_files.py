@@ -42,6 +42,7 @@ def rows(run, folder, text, **options):
     return read_like_training(run, path, ReadingOptions.from_config(options))
 
 
+@pytest.mark.extended
 def test_what_is_open_in_the_new_file_is_as_in_training(run, tmp_path):
     """By themselves 1.234 and 03/04/2024 have two readings, 01 is a number, and `lost` is a word."""
     table = rows(run, tmp_path, f"{HEADER}\n{ROW}\nlost;?;04/03/2024;02;nein;lost\n")
@@ -130,6 +131,7 @@ def test_runs_of_earlier_versions_say_what_columns_are_only(run, tmp_path):
     assert table.columns["zip"].levels == ("01", "02")
 
 
+@pytest.mark.extended
 def test_what_was_guessed_is_printed_and_in_the_report(tmp_path):
     (tmp_path / "train.csv").write_text(TRAINING)
     arguments = ["fit", str(tmp_path / "train.csv"), "--out", str(tmp_path / "run"), "--column", "paid=skip"]

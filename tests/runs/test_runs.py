@@ -51,6 +51,7 @@ class Killed(BaseException):
     pass
 
 
+@pytest.mark.extended
 def test_an_interrupted_run_ends_as_if_it_were_not(tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "_SAVE_INTERVAL", -1.0)
     data, config = make_request("good", "score", "visits", **STOCHASTIC)
@@ -87,6 +88,7 @@ def test_a_network_is_watched(target, monkeypatch):
     assert run.trace["heldout_nll"][-1] == reports[-1].heldout
 
 
+@pytest.mark.sampled("visits-leave2-counts")
 @pytest.mark.parametrize(
     ("target", "leave", "task"),
     [
@@ -287,6 +289,7 @@ def test_the_help_is_quick_and_needs_no_jax():
     assert done.stdout.strip() == "[]"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("killings", [2, pytest.param(10, marks=pytest.mark.extended)])
 def test_a_killed_fit_resumes_to_the_same_run(killings, tmp_path):
     """SIGKILL at random moments of a fit: the resumed run equals one that was not interrupted."""
@@ -448,6 +451,7 @@ def small_request(tmp_path):
     return ["fit", str(tmp_path / "data.csv"), *options]
 
 
+@pytest.mark.extended
 def test_a_signal_ends_a_run_that_can_be_resumed(tmp_path, monkeypatch):
     """SIGTERM, or the signal that was asked for, in the middle of the fit and after it: 143, and the same run."""
     command, place = small_request(tmp_path), ["-o", str(tmp_path / "cut")]

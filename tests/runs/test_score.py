@@ -123,6 +123,7 @@ def test_influence_is_the_divergence_of_a_fit_without_the_row():
     assert prediction[2] == pytest.approx(inputs[2] @ without)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("likelihood", ["logistic", "poisson"])
 def test_predictions_without_a_row_are_those_of_a_fit_without_it(likelihood):
     """Of a row among many, which the other rows' messages hardly miss; with the row predictions are further away."""
@@ -146,6 +147,7 @@ def test_predictions_without_a_row_are_those_of_a_fit_without_it(likelihood):
     assert abs(mean[place] - refitted) < 0.1 * abs(with_row - refitted)
 
 
+@pytest.mark.extended
 def test_the_deviation_of_a_row_left_out_is_that_of_a_fit_without_it():
     x, y = RANDOM.normal(size=(12, 3)), RANDOM.normal(size=12)
     model = RidgeRegression(prior_precision=0.7, noise=0.4)

@@ -57,6 +57,7 @@ def test_on_a_quadratic_it_is_gmres():
     np.testing.assert_allclose(places[6], CENTRE, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_the_fixed_point_is_that_of_the_plain_rule():
     fast = blr.fit(rule(points=blr.Quadrature(5)), quartic, START, steps=200, tolerance=1e-12)
     slow = blr.fit(rule(None, points=blr.Quadrature(5)), quartic, START, steps=5000)  # no tolerance, no acceleration
@@ -67,6 +68,7 @@ def test_the_fixed_point_is_that_of_the_plain_rule():
     assert np.all(np.diff(fast.trace["bound"]) > -1e-10)
 
 
+@pytest.mark.extended
 def test_a_bad_proposal_gives_way_to_the_plain_step():
     """From a history that points uphill: the step is the plain one, and the history is that one step."""
     accelerated, plain = rule(), rule(None)
@@ -90,6 +92,7 @@ def _step(rule, state):
     return form_step(rule, objective, state, measure(rule, objective, state.q, None, None, None))[0]
 
 
+@pytest.mark.sampled("Product")
 @pytest.mark.parametrize(
     "q",
     [
@@ -115,6 +118,7 @@ def test_the_chart_has_the_fisher_metric(q):
         np.testing.assert_allclose(ours, -theirs, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.extended
 def test_blocks_of_a_model():
     """`cvi` moves all blocks at once; here a weight and an intercept that the data hardly tell apart."""
     x = jnp.linspace(3.0, 4.0, 30)
@@ -131,6 +135,7 @@ def test_blocks_of_a_model():
     np.testing.assert_allclose(ours.bound, theirs.bound, atol=1e-7)
 
 
+@pytest.mark.extended
 def test_a_saved_fit_goes_on_as_if_uninterrupted(tmp_path):
     whole = blr.fit(rule(3), quartic, START, steps=9)
     half = blr.fit(rule(3), quartic, START, steps=5)
@@ -170,6 +175,7 @@ def test_it_refuses_batches():
         blr.fit(rule(), objective, START, jnp.zeros((4, 5)), steps=2, batch_size=2, key=jax.random.key(0))
 
 
+@pytest.mark.extended
 def test_a_proposal_is_as_long_as_the_guard_left_the_last_plain_step():
     """Steps in one direction leave nothing to extrapolate: the proposal is x + βρv, with β from the guard."""
     gradient, curvature = jnp.arange(1.0, 6.0), jnp.diag(HESSIAN)

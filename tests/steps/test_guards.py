@@ -22,6 +22,7 @@ def random_step(key, rate, temperature=1.0):
     return Step(jax.random.normal(second, (3,)), 0.5 * (curvature + curvature.T), rate, rate, temperature)
 
 
+@pytest.mark.extended
 def test_retraction_by_its_formula():
     """S + ρ(H − τS) + ½ρ²(H − τS)S⁻¹(H − τS), then m − ρS'⁻¹g; its diagonal for a diagonal S."""
     q, rate, temperature = blr.Gaussian(jnp.arange(3.0), POSITIVE), 0.4, 0.8
@@ -39,6 +40,7 @@ def test_retraction_by_its_formula():
     np.testing.assert_allclose(guarded.q.precision, s + rate * change + 0.5 * rate**2 * change**2 / s, rtol=1e-14)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("momentum", [None, 0.9])
 @pytest.mark.parametrize("family", STEPPED)
 def test_retraction_is_always_positive_definite(family, momentum):
@@ -63,6 +65,7 @@ def test_retraction_is_always_positive_definite(family, momentum):
     assert momentum is not None or not np.all(acted)
 
 
+@pytest.mark.extended
 def test_backtracking_halves_until_inside():
     """The fraction is the first power of one half whose step is inside, and q is that step."""
     q = blr.Gaussian(jnp.zeros(3), POSITIVE)
@@ -128,6 +131,7 @@ def wild(x):
     return jnp.sum(jnp.cos(3 * x)) + 0.1 * jnp.sum(x**4) + x[0] * x[1]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("points", [blr.Delta(), blr.Quadrature(5)], ids=repr)
 def test_monotone_never_worsens_the_loss(points):
     """ℓ̄(m) under the delta method, else E_q ℓ̄ − H(q) (up to the curvature's slack), from any start."""
@@ -152,6 +156,7 @@ def test_monotone_never_worsens_the_loss(points):
     assert np.any((fraction < 1) & ~guard)  # shortened for the loss's sake, though inside Ω
 
 
+@pytest.mark.extended
 def test_no_guard_leaves_the_domain_and_says_so():
     """The plain Newton step from a hilltop has S < 0: fit ends there with the last good state."""
     hill = lambda x: jnp.sum(jnp.cos(x))
@@ -191,6 +196,7 @@ def test_a_stalled_fit_says_so():
     np.testing.assert_array_equal(result.q.mean, jnp.ones(2))
 
 
+@pytest.mark.extended
 def test_steps_do_not_bounce_between_two_sides_of_the_minimum():
     """Three weights with correlations of ½ under a mean-field q: a whole step leads to the mirrored mean, at the same
     loss. A step has to reach a part of its first-order gain, so that it is halved, and 30 steps are enough."""

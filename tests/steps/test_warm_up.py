@@ -26,6 +26,7 @@ def assert_equal(q, other):
     assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), q, other))
 
 
+@pytest.mark.extended
 @recipes
 def test_defaults_are_the_schedules_of_optax(recipe):
     """The default of a fit on mini-batches, written out with the number of steps."""
@@ -66,6 +67,7 @@ def test_the_best_state_of_a_fit_with_patience_may_be_cold():
     assert "After 5 of 40 planned steps" in best.explanation
 
 
+@pytest.mark.extended
 @recipes
 def test_without_a_number_of_steps_nothing_changes(recipe):
     """On all data, until convergence, and in a loop of one's own: temperature 1 and a constant rate."""
@@ -108,6 +110,7 @@ def test_a_loop_of_ones_own_takes_the_horizon(recipe):
     assert step._cache_size() == 1
 
 
+@pytest.mark.extended
 def test_run_takes_the_steps_of_fit():
     rule = blr.vogn(1e-3)
     ran = blr.run(rule, OBJECTIVE, jnp.zeros(3), (X, Y), steps=STEPS, **OPTIONS)
@@ -116,6 +119,7 @@ def test_run_takes_the_steps_of_fit():
     assert int(blr.run(rule, OBJECTIVE, first.state, (X, Y), steps=20, **OPTIONS).state.horizon) == 30
 
 
+@pytest.mark.extended
 def test_another_plan_leaves_the_curvature():
     """Further steps than planned: S is at the temperature of the longer plan, and τS = Nv + δ as it was."""
     from bayesrule.rule.update import planned
@@ -137,6 +141,7 @@ def test_a_given_posterior_is_one_at_temperature_1():
     np.testing.assert_allclose(state.q.precision, 500.0)
 
 
+@pytest.mark.extended
 def test_other_starts_follow_the_same_plan(monkeypatch):
     """They begin with the precision of the given start, at the plan's first temperature, and not with a colder one."""
     from bayesrule.fitting import fit as module

@@ -107,6 +107,7 @@ def test_numbers_with_a_few_words_among_them(tmp_path):
     assert "oops" in column.note
 
 
+@pytest.mark.extended
 def test_a_type_that_changes_far_down(tmp_path):
     rows = "".join(f"{i},{i}\n" for i in range(200_000)) + "200000,later\n"
     column = read(written(tmp_path / "a.csv", "i,x\n" + rows)).columns["x"]

@@ -42,6 +42,7 @@ def test_the_decrement_is_the_divergence_of_a_short_step(family):
     assert float(q.decrement(mean_only)) == pytest.approx(0.5 * gradient @ covariance @ gradient)
 
 
+@pytest.mark.extended
 def test_a_low_rank_step_keeps_the_diagonal_of_the_full_one():
     """What the leading directions leave out of (1 − ρ)S + ρH goes into the diagonal, as in SLANG."""
     q = blr.LowRankGaussian(
@@ -58,6 +59,7 @@ def test_a_scaled_low_rank_precision_is_a_multiple():
     assert_allclose(q.with_scaled_precision(4.0).precision, 4 * np.asarray(q.precision), rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_the_bound_of_newtons_steps_is_laplaces_evidence():
     """At the minimum log Z = −ℓ̄(m) + ½P log 2π − ½ log|H|, exact for a quadratic loss."""
     root = RANDOM.normal(size=(SIZE, SIZE))

@@ -120,6 +120,7 @@ def test_samples(q):
         assert np.all(np.abs(mean - known) <= 5 * error)
 
 
+@pytest.mark.sampled("student")
 @BOTH
 def test_grids(q):
     """Exact for quadratics from order 2 on; a finer one knows −log q(w | θ), and E_q of its derivatives."""
@@ -217,6 +218,7 @@ def slope(q, x, temperature):
     return jax.jit(jax.grad(expected))(x)
 
 
+@pytest.mark.extended
 @BOTH
 def test_a_step_is_the_natural_gradient_of_the_joint(q):
     temperature, rate = 0.7, 0.2
@@ -232,6 +234,7 @@ def test_a_step_is_the_natural_gradient_of_the_joint(q):
 # What it fits.
 
 
+@pytest.mark.extended
 def test_a_student_is_found_by_any_points():
     """Where q is the posterior, ℓ̄ + log q does not vary: a coarse grid and four draws have no error."""
     covariance = jnp.asarray(COVARIANCE)
@@ -276,6 +279,7 @@ def log_rate(theta):
     return jnp.sum(RATE * jnp.exp(theta) - SHAPE * theta)
 
 
+@pytest.mark.extended
 def test_a_skewed_posterior():
     points, guard = blr.Quadrature(16), blr.Backtracking(monotone=True)
     start = blr.SkewGaussian(jnp.zeros(1), 1.0, -0.5)
@@ -325,6 +329,7 @@ def test_a_regularizer_is_a_term_of_the_loss(q):
 # In the rule.
 
 
+@pytest.mark.extended
 def test_gauss_newton_weighs_by_the_expected_scale():
     """S ← S + ρE[E[w | θ](Σ_i ∇ℓ_i∇ℓ_iᵀ + ∇²log q)], by hand at the same points; GGN has xᵀx for the sum."""
     keys = jax.random.split(jax.random.key(1))
@@ -370,6 +375,7 @@ def test_guards():
     assert state.q.inside()
 
 
+@pytest.mark.extended
 def test_averaged_gradients_and_two_rates_and_a_file(tmp_path):
     start = blr.SkewGaussian({"a": jnp.zeros(()), "b": jnp.zeros((1, 1))}, 1.0, {"a": -0.5, "b": 0.3})
     target = lambda theta: log_rate(theta["a"]) + jnp.sum((theta["b"] - 1) ** 2)

@@ -38,6 +38,7 @@ def test_density_is_scipy_s():
     np.testing.assert_allclose(np.sum(responsibilities, axis=-1), np.ones((4, 3)), rtol=1e-14)
 
 
+@pytest.mark.extended
 def test_components_come_as_a_list_a_batch_or_a_stack():
     listed = blr.Mixture([2, 5, 3], [blr.Gaussian(m, s) for m, s in zip(MEANS, PRECISIONS, strict=True)])
     np.testing.assert_allclose(listed.log_prob(POINT), full().log_prob(POINT), rtol=1e-14)
@@ -183,6 +184,7 @@ def taken(rule, q):
     return vector(state.q), info, told, rule.bound(loss, q)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["full", "diagonal"])
 def test_a_step_is_the_natural_gradient_of_the_joint(kind):
     means = jnp.array([[-0.8], [0.9]])
@@ -213,6 +215,7 @@ def test_a_step_is_the_natural_gradient_of_the_joint(kind):
             np.testing.assert_allclose(bound, -energy, atol=1e-8)
 
 
+@pytest.mark.extended
 def test_fixed_weights_stay():
     q = blr.Mixture(WEIGHTS, full().components, learnt=False)
     rule = blr.newton().replace(family=blr.Mixture)
@@ -247,6 +250,7 @@ def test_a_mixture_of_signs():
     assert exact - 0.02 < result.bound < exact + 1e-12
 
 
+@pytest.mark.extended
 def test_a_mixture_of_gammas():
     """Reparameterised draws: the mean of many steps against a grid, within its standard error."""
     q = blr.Mixture([0.5, 0.5], [blr.Gamma(3.0, 2.0), blr.Gamma(6.0, 1.5)])

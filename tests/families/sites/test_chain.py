@@ -68,6 +68,7 @@ def posterior(space, natural, steps):
     return after, V, log_det, eta @ mean - 0.5 * mean @ J @ mean + 0.5 * surprise @ V @ surprise - 0.5 * log_det
 
 
+@pytest.mark.sampled("vectors-7-False")
 @pytest.mark.parametrize(
     ("kind", "steps", "parallel"),
     [
@@ -101,6 +102,7 @@ def test_the_dense_answer(kind, steps, parallel):
     assert_allclose(actual.covariance[t], before[1].reshape(steps, STATES, steps, STATES)[t, :, t], atol=1e-12)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("kind", "parallel"), [("numbers", False), ("numbers", True)])
 def test_the_gradient_of_the_log_partition_is_the_smoother(kind, parallel):
     rng = np.random.default_rng(1)
@@ -129,6 +131,7 @@ def trend(dtype, wide):
     return blr.StateSpace(*(jnp.asarray(x, dtype) for x in (F, Q, H, np.zeros(4), wide * np.eye(4))))
 
 
+@pytest.mark.sampled("10000000.0")
 @pytest.mark.parametrize("wide", [10.0, 1e7])
 def test_ten_thousand_steps(wide):
     """Both ways agree, in float32 too, and also after a start that is all but diffuse."""
@@ -153,6 +156,7 @@ def test_ten_thousand_steps(wide):
         assert np.max(np.abs(variance / exact[1] - 1)) < tolerance
 
 
+@pytest.mark.extended
 def test_many_series_at_once():
     rng = np.random.default_rng(3)
     space = system("numbers", 20, rng)
@@ -162,6 +166,7 @@ def test_many_series_at_once():
     assert_allclose(many[2], one.mean, atol=1e-12)
 
 
+@pytest.mark.extended
 def test_outside():
     q = blr.GaussianChain(trend(float, 1.0), 80)
     assert q.inside()
@@ -198,6 +203,7 @@ def test_bad_chains():
         blr.GaussianChain(trend(float, 1.0), 5, (np.zeros(4), np.zeros(5)))
 
 
+@pytest.mark.extended
 def test_the_decrement_is_that_of_the_fisher_information():
     """½⟨d, Fd⟩ of a short natural gradient d, with F = ∇²A by differentiation of the smoother."""
     rng = np.random.default_rng(4)

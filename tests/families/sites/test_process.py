@@ -38,6 +38,7 @@ def member(prior, mean, first, curve):
     return GaussianProcess(prior, mean, (first, -0.5 * curve))
 
 
+@pytest.mark.sampled("True-9")
 @pytest.mark.parametrize(("negative", "size"), [(False, SIZE), (True, SIZE), (True, LARGE)])
 def test_moments_are_the_dense_gaussians(negative, size):
     numbers = setting(negative, size=size)
@@ -50,6 +51,7 @@ def test_moments_are_the_dense_gaussians(negative, size):
     assert_allclose(q.log_det, log_det, atol=1e-11)
 
 
+@pytest.mark.sampled("True")
 @pytest.mark.parametrize("negative", [False, True])
 def test_derivatives_are_those_of_the_formulas(negative):
     """In the prior and in the sites, forward and backward; κ = 0 and a singular prior included."""
@@ -89,6 +91,7 @@ def test_the_decrement_of_many_outputs():
         assert not exact or q.decrement(step) < (1 + 1e-5) * expected
 
 
+@pytest.mark.extended
 def test_density_and_entropy_are_relative_to_the_prior():
     numbers = setting(negative=True, singular=False)
     q, (_, mean, covariance) = member(*numbers), written_out(*numbers)
@@ -124,6 +127,7 @@ def test_elsewhere_is_conditioning():
     assert_allclose(variance, np.diag(covariance)[kept:], atol=1e-12)
 
 
+@pytest.mark.extended
 def test_almost_noiseless_in_float32():
     """κ = 10⁴: the posterior all but interpolates, and little is lost to differences of large numbers."""
     x = np.linspace(0, 1, 40, dtype=np.float32)
@@ -154,6 +158,7 @@ def test_a_prior_that_is_none(arguments, words):
         GaussianProcess(*arguments)
 
 
+@pytest.mark.extended
 def test_sites_form_and_rows_left_out():
     """The site form takes the same steps; without row n its density is the dense Gaussian's prediction of it."""
     prior, _, _, _ = setting()
