@@ -12,6 +12,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 import jax
 import pytest
 
+import bayesrule
 from bayesrule.numerics import programs
 
 jax.config.update("jax_enable_x64", True)
@@ -86,12 +87,16 @@ def pytest_runtest_teardown(item, nextitem):
             release_programs()
 
 
-# The first tier takes a sample of large grids.
+# The first tier takes a sample of large grids, and not the examples that fit whole models.
+LONG_EXAMPLES = tuple(Path(bayesrule.__file__).parent / name for name in ("estimators", "models"))
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave the cases of a test marked `sampled` that are not in its sample to the second tier."""
+    """Leave long examples, and the cases of a test marked `sampled` that its sample has not, to the second tier."""
+    for item in items:
+        if any(item.path.is_relative_to(folder) for folder in LONG_EXAMPLES):
+            item.add_marker("extended")
     whole_files = not any("::" in argument for argument in config.args)
     grids = defaultdict(list)
     for item in items:

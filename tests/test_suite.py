@@ -67,3 +67,11 @@ def test_a_sample_of_a_case_that_is_gone_is_an_error(tmp_path):
 def test_the_workflow_runs_every_part():
     workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text("utf-8")
     assert f"part: [{', '.join([*parts.PARTS, parts.AS_USERS])}]" in workflow
+
+
+def test_contributors_are_told_every_part_and_its_folders():
+    page = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    for part, names in parts.PARTS.items():
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{part}` |"))
+        assert [name.strip("`/") for name in row.split("|")[2].replace(",", " ").split()] == names.split()
+    assert f"| `{parts.AS_USERS}` |" in page

@@ -56,6 +56,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.extended
 def test_workers_read_programs_from_disk(tmp_path, monkeypatch):
     (tmp_path / "search.py").write_text(SCRIPT, encoding="utf-8")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))

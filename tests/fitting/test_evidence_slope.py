@@ -120,7 +120,7 @@ CASES = {
     "values of a block": (blr.cvi(1.0), points_of_a_block, PRIOR, None, TABLE),
     "objective, damped": (DAMPED, objective, PRIOR, jnp.zeros(3), (INPUTS, COUNTS)),
 }
-# These take 10 to 50 seconds each, most of it to compile: `make extended`.
+# These take 10 to 50 seconds each, most of it to compile.
 EXTENDED = ("chain of counts", "inducing inputs", "weights, damped", "weights, sites", "values of a block")
 
 

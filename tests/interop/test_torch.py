@@ -261,6 +261,7 @@ for step, x in enumerate(batches(6)):
 """
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform == "win32", reason="has no SIGKILL")
 def test_a_process_killed_in_a_step_goes_on_from_its_last_file(tmp_path):
     file = tmp_path / "checkpoint.pt"
@@ -483,6 +484,7 @@ def test_a_closure_is_evaluated_at_the_draws(samples):
     assert same(params, others)
 
 
+@pytest.mark.extended
 def test_a_compiled_model_and_batch_norm():
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
@@ -525,6 +527,7 @@ torch.distributed.destroy_process_group()
 """
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="built without torch.distributed")
 def test_processes_that_average_their_gradients_stay_together(tmp_path):
     file = str(tmp_path / "group")
