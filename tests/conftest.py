@@ -24,6 +24,7 @@ collect_ignore = [
     "reference/make_nuts.py",
     "reference/make_dynamax.py",
     "reference/make_posterior_cases.py",
+    "saved_files/make.py",
 ]
 
 RESIDENT_LIMIT = 1_300_000_000  # bytes; the next test may add some 200 MB before it is looked at again
