@@ -107,7 +107,7 @@ def last_line(report):
 
 
 @dataclass(eq=False)
-class Test:
+class Measured:
     """A test, its CPU seconds, and the lines that it enters: a bit mask for each file."""
 
     name: str
@@ -139,7 +139,7 @@ class Test:
 
 def read_tests(listed, folder):
     """The tests that exist, with what the measurement in `folder` says about them."""
-    tests = {name: Test(name, extended) for name, extended in listed.items()}
+    tests = {name: Measured(name, extended) for name, extended in listed.items()}
     for path in sorted(folder.glob("*.jsonl")):
         for record in map(json.loads, path.read_text().splitlines()):
             test = tests.get(record["test"])
@@ -210,16 +210,18 @@ class Round:
 
     outcome: str
     chosen: int = 0  # tests
-    ended: int = 0
+    ended: int = 0  # tests, a failing one included
     seconds: float = 0.0
     by: str = ""
     why: str = ""
     running: float = 0.0  # seconds that the test `by` had taken when time was up
+    entering: int = 0  # tests of the chosen ones that enter the statement, as far as it was measured
 
     def __str__(self):
         if self.outcome == "killed":
             return f"killed in {self.seconds:.0f} s by {self.by} ({self.why})"
-        return f"{self.outcome}, {self.ended} of {self.chosen} tests in {self.seconds:.0f} s {self.why}"
+        entering = f"{self.entering or 'none'} of them enter the line"
+        return f"{self.outcome} {self.ended} of {self.chosen} tests in {self.seconds:.0f} s {self.why}, {entering}"
 
 
 class Copy:
@@ -405,6 +407,8 @@ def judge_all(faults, tests, copies, judged):
         for tier, limit in LIMITS.items():
             chosen = ranked(fault, [test for test in tests if test.extended == (tier == "second")], source, limit)
             rounds[tier] = copy.judge(fault, chosen, limit)
+            statement = mask_of([*fault.lines, *fault.statement])
+            rounds[tier].entering = sum(test.lines.get(fault.file, 0) & statement > 0 for test in chosen)
             if rounds[tier].outcome == "killed":
                 break
         free.put(copy)
