@@ -12,9 +12,9 @@ a weight: the part that the changed file has among all lines that it enters, fou
 file and the test file of the same name, twice for the same folder. The tests that enter another line of its function
 (or class, or of what uses the constant) follow with a fifth of this weight, and those that enter any line of the file
 with a fifth again. A test enters few lines where it reuses a program that another has compiled, so the others of the
-same test files follow with a fifth of the average weight. The next test is always the one with the largest weight for
-each second that it takes, and each test that has been chosen halves the weight of the other cases of its function and
-takes a tenth off its file's.
+same test files follow with a fifth of the average weight, as do, where no test enters the file, those of its folder.
+The next test is always the one with the largest weight for each second that it takes, and each test that has been
+chosen halves the weight of the other cases of its function and takes a tenth off its file's.
 
 A test that fails must pass without the fault; one that does not is left out, and the fault is judged again. A fault is
 killed also where nothing can be imported or collected. A test that is still running at the end counts as having failed
@@ -34,6 +34,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -141,12 +142,17 @@ def read_tests(listed, folder):
     """The tests that exist, with what the measurement in `folder` says about them."""
     tests = {name: Measured(name, extended) for name, extended in listed.items()}
     for path in sorted(folder.glob("*.jsonl")):
-        for record in map(json.loads, path.read_text().splitlines()):
+        for record in complete_records(path):
             test = tests.get(record["test"])
             if test is not None:
                 test.seconds = record["cpu"]
                 test.lines = {file: int(mask, 16) for file, mask in record["lines"].items()}
     return list(tests.values())
+
+
+def complete_records(path):
+    """What a file says that has one line of JSON for a record, of which the last may have been interrupted."""
+    return [json.loads(line) for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 def mask_of(lines):
@@ -180,8 +186,9 @@ def ranked(fault, tests, source, limit):
         if not distance:
             paths = {test.path for test in weights}
             beside = 0.2 * sum(weights.values()) / len(weights) if weights else 0.02
+    near = 4 if weights else 2
     for test in tests:
-        if test.path in paths or test.closeness(fault.file) == 4:
+        if test.path in paths or test.closeness(fault.file) >= near:
             weights[test] = max(weights.get(test, 0.0), beside)
 
     chosen, seconds = [], 0.0
@@ -195,7 +202,7 @@ def ranked(fault, tests, source, limit):
         best = max(weights, key=gain)
         del weights[best]
         chosen.append(best)
-        seconds += best.seconds + (best.path not in files)
+        seconds += 0.1 + best.seconds + (best.path not in files)
         functions[best.function] += 1
         files[best.path] += 1
     return chosen
@@ -220,8 +227,10 @@ class Round:
     def __str__(self):
         if self.outcome == "killed":
             return f"killed in {self.seconds:.0f} s by {self.by} ({self.why})"
+        if not self.chosen:
+            return self.why
         entering = f"{self.entering or 'none'} of them enter the line"
-        return f"{self.outcome} {self.ended} of {self.chosen} tests in {self.seconds:.0f} s {self.why}, {entering}"
+        return f"{self.outcome} {self.ended} of {self.chosen} tests in {self.seconds:.0f} s{self.why}, {entering}"
 
 
 class Copy:
@@ -250,7 +259,7 @@ class Copy:
         if self.stopped:
             raise KeyboardInterrupt
         with (self.folder / "output.txt").open("w") as output:
-            self.process = subprocess.Popen(
+            self.process = process = subprocess.Popen(
                 [sys.executable, "-m", "pytest", *options, *paths],
                 cwd=self.folder,
                 env=self.environment,
@@ -259,14 +268,14 @@ class Copy:
                 start_new_session=True,
             )
             try:
-                status = self.process.wait(limit)
+                status = process.wait(limit)
             except subprocess.TimeoutExpired:
                 status = None
             finally:
                 self.end()
         if self.stopped:
             raise KeyboardInterrupt
-        return [json.loads(line) for line in log.read_text().splitlines() if line.endswith("}")], status
+        return complete_records(log), status
 
     def stop(self):
         """Run nothing from now on."""
@@ -275,11 +284,11 @@ class Copy:
 
     def end(self):
         """End the tests, and all processes that they have started."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except (AttributeError, ProcessLookupError):
-            return
-        self.process.wait()
+        process, self.process = self.process, None
+        if process is not None:
+            with suppress(ProcessLookupError):  # None is left.
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def list_tests(self):
         """All tests, and whether they are marked `extended`."""
@@ -302,7 +311,7 @@ class Copy:
         started = last["event"] == "started"
         if status is None:
             running = time.time() - last["at"] if started else 0.0
-            return Round("survived" if counts[1] else "undecided", *counts, last["test"], "(out of time)", running)
+            return Round("survived" if counts[1] else "undecided", *counts, last["test"], " (out of time)", running)
         if started:
             return Round("killed", *counts, last["test"], f"the process ended with status {status}")
         if status not in {0, 5}:  # All passed, or there was none.
