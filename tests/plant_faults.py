@@ -223,14 +223,17 @@ class Round:
     why: str = ""
     running: float = 0.0  # seconds that the test `by` had taken when time was up
     entering: int = 0  # tests of the chosen ones that enter the statement, as far as it was measured
+    left_out: list = field(default_factory=list)  # tests that fail without the fault
 
     def __str__(self):
+        left_out = "".join(f"\n        left out, as it fails without the fault: {test}" for test in self.left_out)
         if self.outcome == "killed":
-            return f"killed in {self.seconds:.0f} s by {self.by} ({self.why})"
+            return f"killed in {self.seconds:.0f} s by {self.by} ({self.why}){left_out}"
         if not self.chosen:
-            return self.why
+            return f"{self.outcome},{self.why}{left_out}"
         entering = f"{self.entering or 'none'} of them enter the line"
-        return f"{self.outcome} {self.ended} of {self.chosen} tests in {self.seconds:.0f} s{self.why}, {entering}"
+        ended = f"{self.ended} of {self.chosen} tests in {self.seconds:.0f} s{self.why}"
+        return f"{self.outcome} {ended}, {entering}{left_out}"
 
 
 class Copy:
@@ -321,6 +324,7 @@ class Copy:
     def judge(self, fault, tests, limit):
         """What tests say about a fault, from one run more than there are tests that fail without it too."""
         source, names = (ROOT / PACKAGE / fault.file).read_bytes(), {test.name: test for test in tests}
+        left_out = []
         while names:
             self.write(fault.file, fault.applied(source))
             result = self.try_tests(list(names.values()), limit)
@@ -328,13 +332,16 @@ class Copy:
             allowed = 5 * names[result.by].seconds + 20 if result.by in names else limit
             if result.outcome != "killed" and result.running > allowed:
                 result.outcome, result.why = "killed", f"still running after {result.running:.0f} s"
+            result.left_out = left_out
             if result.outcome != "killed" or self.passes(result.by, paths_of(names.values()), allowed):
                 return result
             kept = {name: test for name, test in names.items() if result.by not in {name, test.path}}
             if len(kept) == len(names):
                 break
             names = kept
-        return Round("undecided", why="no test that passes without the fault" if tests else "no test")
+            left_out.append(f"{result.by} ({result.why})")
+        why = " no test passes without the fault" if tests else " no test"
+        return Round("undecided", why=why, left_out=left_out)
 
     def passes(self, test, paths, limit):
         """Whether a test passes without a fault, within some seconds; or, if it is not a test, whether all collects."""
@@ -350,7 +357,8 @@ class Copy:
 
 
 def paths_of(tests):
-    return sorted({test.path for test in tests})
+    """The files of tests in the order of the whole suite: a module may hide what another imports from its package."""
+    return sorted({test.path for test in tests}, key=lambda path: (not path.startswith("tests/"), path))
 
 
 def last_error(path):
@@ -374,7 +382,7 @@ def verdict(rounds):
     for tier, result in rounds.items():
         if result.outcome == "killed":
             return tier
-    outcomes = {result.outcome for result in rounds.values() if result.why != "no test"}
+    outcomes = {result.outcome for result in rounds.values() if result.why != " no test"}
     return "survived" if outcomes == {"survived"} else "undecided"
 
 

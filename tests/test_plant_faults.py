@@ -133,9 +133,9 @@ def test_the_most_specific_tests_come_first(tmp_path):
         ({"first": Round("killed")}, "first"),
         ({"first": Round("survived"), "second": Round("killed")}, "second"),
         ({"first": Round("undecided"), "second": Round("killed")}, "second"),
-        ({"first": Round("survived"), "second": Round("undecided", why="no test")}, "survived"),
+        ({"first": Round("survived"), "second": Round("undecided", why=" no test")}, "survived"),
         ({"first": Round("survived"), "second": Round("undecided", why=" (out of time)")}, "undecided"),
-        ({"first": Round("undecided", why="no test"), "second": Round("undecided", why="no test")}, "undecided"),
+        ({"first": Round("undecided", why=" no test"), "second": Round("undecided", why="no test")}, "undecided"),
     ],
 )
 def test_verdict(rounds, said):
