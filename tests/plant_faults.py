@@ -1,11 +1,11 @@
 """Plants small faults in a copy of the source and reports which of them the tests notice.
 
-    python -m pytest -p measure --measure build/measured -m "" --dist=loadfile
     python tests/plant_faults.py --measured build/measured --seed 1 --faults 100
 
-What a fault is and how they are drawn is in `faults.py`; the same tree and seed give the same faults. For each, the
-tests of the first tier (those that are not marked `extended`) that tell most about its line run for 60 seconds, start
-included, until one fails. A fault that survives meets the second tier's for 90 seconds.
+The folder is what `measure.py` has written for all tests of the same source. What a fault is and how they are drawn is
+in `faults.py`; the same tree and seed give the same faults. For each, the tests of the first tier (those that are not
+marked `extended`) that tell most about its line run for 60 seconds, start included, until one fails. A fault that
+survives meets the second tier's for 90 seconds.
 
 The order of the tests (`ranked`): first those that enter the changed line, by the measurement of `measure.py`. Each has
 a weight: the part that the changed file has among all lines that it enters, four times that for the docstrings of the
@@ -457,6 +457,8 @@ def main():
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write the report as JSON")
     parser.add_argument("--markdown", action="store_true", help="print tables for documentation at the end")
     options = parser.parse_args()
+    for number in (signal.SIGINT, signal.SIGTERM):  # Its tests are in groups of their own, and would go on.
+        signal.signal(number, signal.default_int_handler)
     source, judged = ROOT / PACKAGE, []
     if options.only:
         found = [fault for faults in possible_faults(source).values() for fault in faults]

@@ -25,4 +25,4 @@ def test_an_unfinished_fit_goes_on_to_its_end(saved, name):
     assert half.reason == "steps"
     found = course(fit.run(half, fit.steps - half.steps))
     found["objective"] = np.concatenate([half.trace["objective"], found["objective"]])
-    assert_near(found, {key: EXPECTED["fits"][name][key] for key in found}, 1e-9)
+    assert_near(found, {key: EXPECTED["fits"][name][key] for key in found}, 1e-12)

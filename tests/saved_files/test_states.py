@@ -1,7 +1,7 @@
 """States as `State` of twelve fields wrote them: each is what it was, and its rule goes on from it as it would have.
 
-Numbers are compared to 10⁻¹⁰ of their size. A step is compiled anew with every version of XLA and with its optimiser
-on or off, which changes last digits, and a few steps of ill-conditioned ones lose some more.
+After further steps numbers are compared to 10⁻¹²: with another version of XLA, or without its optimiser, a step is
+another program, which rounds differently.
 """
 
 import dataclasses
@@ -61,9 +61,12 @@ def test_a_state_is_what_was_saved(saved, name):
 
 
 def kinds_to_advance():
-    """A state that is no more than q and a count says nothing new: its rule goes on from any q in other tests."""
+    """Rules whose next steps depend on more than q and the count; others go on from any q in tests of their own.
+
+    (Steps on all rows replace all sites, and so depend on none.)
+    """
     for name, expected in EXPECTED["states"].items():
-        plain = expected["fields"] == ["q", "count"]
+        plain = expected["fields"] == ["q", "count"] or name == "cvi, sites"
         yield pytest.param(name, marks=pytest.mark.extended) if plain else name
 
 
@@ -73,7 +76,7 @@ def test_a_rule_goes_on_from_a_saved_state(saved, name):
     after, objective = advanced(KINDS[name], state, FURTHER)
     assert int(after.count) == expected["count"] + FURTHER
     # Of bfloat16 and float32 the steps are rounded to their precision, and then the mean once more.
-    tolerance = 1e-2 if "bfloat16" in name else 1e-5 if "float32" in name else 1e-10
+    tolerance = 1e-2 if "bfloat16" in name else 1e-5 if "float32" in name else 1e-12
     np.testing.assert_allclose(objective, expected["objective"], rtol=tolerance)
     assert_near(numbers(after.q), expected["after"], tolerance)
 
