@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 PARTS = {
     "rule": """numerics steps families objectives points curvature rule recipes factor_graph factors.py
         tests/test_architecture.py tests/test_errata.py tests/test_jax_canaries.py tests/test_public.py
-        tests/test_suite.py""",
+        tests/test_suite.py tests/test_plant_faults.py""",
     "fitting": "fitting streams metrics.py tests/saved_files tests/test_trust.py",
     "interop": "interop",
     "estimators": "estimators",

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 # The processes of a user, with a cache folder of its own and nothing in it.
 SCRIPT = """
 import json
