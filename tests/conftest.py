@@ -88,8 +88,11 @@ def pytest_runtest_teardown(item, nextitem):
             release_programs()
 
 
-# The first tier takes a sample of large grids, and not the examples that fit whole models.
-LONG_EXAMPLES = tuple(Path(bayesrule.__file__).parent / name for name in ("estimators", "models"))
+# The first tier takes a sample of large grids, and not the examples of these folders, which take long.
+LONG_EXAMPLES = tuple(
+    Path(bayesrule.__file__).parent / folder
+    for folder in ("families", "curvature", "factor_graph", "models", "estimators", "interop")
+)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,14 +1,15 @@
-"""What each test costs and which lines of the library it enters: a pytest plugin, and the summary by folder.
+"""What each test costs and which lines of the library it enters: a pytest plugin, and its summary by folder.
 
-    python -m pytest -p measure --measure build/measured -m "" --dist=loadfile
+    make test-all ARGS="-p measure --measure build/measured --dist=loadfile"
     python tests/measure.py build/measured > tests/measured.md
 
 Lines are counted with `sys.monitoring`, which costs little and needs Python 3.12; on 3.11 only the costs are recorded.
 Compiled programs are dropped between files, because a test that uses the program of another enters none of its lines.
-Within a file a line is thus counted for the first test that compiles it, and for others that run it in Python.
+Within a file a line is thus counted for the first test that compiles it, and for others that run it in Python. Records
+of several folders are joined, so that costs and lines may come from different runs: the last folder's count.
 
 One line of JSON for a test: its CPU seconds (processes that it started included), the programs that it compiled and
-the seconds of tracing and compiling them, its outcome, and the lines of each file of the source as a bit mask.
+the seconds of tracing and compiling them, its outcome and tier, and the lines of each file of the source as a bit mask.
 """
 
 import json
@@ -84,6 +85,9 @@ class Recorder:
         monitoring.register_callback(monitoring.COVERAGE_ID, monitoring.events.LINE, entered)
         monitoring.set_events(monitoring.COVERAGE_ID, monitoring.events.PY_START)
 
+    def pytest_collection_finish(self, session):
+        self.extended = {item.nodeid for item in session.items if item.get_closest_marker("extended")}
+
     def pytest_runtest_logstart(self, nodeid, location):
         path = nodeid.split("::")[0]
         if path != self.path and self.path is not None:
@@ -104,6 +108,7 @@ class Recorder:
             "cpu": round(sum(os.times()[:4]) - self.cpu, 3),
             "wall": round(time.perf_counter() - self.wall, 3),
             "failed": self.failed,
+            "extended": nodeid in self.extended,
             **{name: round(value, 3) for name, value in self.counts.items()},
             "lines": {
                 name.removeprefix(SOURCE): hex(sum(1 << line for line in lines))
@@ -112,3 +117,59 @@ class Recorder:
         }
         self.file.write(json.dumps(record) + "\n")
         self.file.flush()
+
+
+# The summary.
+
+
+def records(folders):
+    """What is known of each test by name."""
+    known = defaultdict(dict)
+    for folder in folders:
+        for file in sorted(Path(folder).glob("**/*.jsonl")):
+            for line in file.read_text("utf-8").splitlines():
+                record = json.loads(line)
+                if not record["lines"]:
+                    del record["lines"]
+                known[record["test"]] |= record
+    return known
+
+
+def folder_of(test):
+    parts = test.split("::")[0].split("/")
+    return "/".join(parts[: 3 if parts[0] == "src" else 2])
+
+
+def entered(tests):
+    """How many lines of the source some tests enter."""
+    masks = defaultdict(int)
+    for record in tests:
+        for file, mask in record.get("lines", {}).items():
+            masks[file] |= int(mask, 16)
+    return sum(mask.bit_count() for mask in masks.values())
+
+
+def row(name, tests):
+    first = [record for record in tests if not record.get("extended")]
+    sums = lambda chosen, *keys: sum(record.get(key, 0) for record in chosen for key in keys)
+    numbers = (
+        *(len(tests), len(first), sums(tests, "cpu"), sums(first, "cpu"), sums(tests, "programs")),
+        *(sums(tests, "tracing", "lowering", "compiling"), entered(tests), entered(first)),
+    )
+    return f"| {name} | " + " | ".join(f"{number:,.0f}" for number in numbers) + " |"
+
+
+def summary(known):
+    folders = defaultdict(list)
+    for test, record in sorted(known.items()):
+        folders[folder_of(test)].append(record)
+    yield "| folder | tests | first tier | CPU s | first tier | programs | tracing, compiling s | lines | first tier |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    for folder, tests in folders.items():
+        yield row(f"`{folder}`", tests)
+    yield row("all", list(known.values()))
+
+
+if __name__ == "__main__":
+    print("What the tests cost and how many lines of the source they enter, by folder (`tests/measure.py`).\n")
+    print(*summary(records(sys.argv[1:])), sep="\n")

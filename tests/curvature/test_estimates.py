@@ -434,6 +434,7 @@ def test_example_weights(case):
     close(estimate(blr.Weighted(spoilt, weights)), expected, 1e-12)
 
 
+@pytest.mark.extended
 def test_stein_with_outputs_that_depend_on_each_other():
     """Outputs (x·w, 2x·w) have a singular covariance: Stein's curvature is still the Hessian's."""
     x = jax.random.normal(jax.random.key(5), (6, 2))
@@ -449,7 +450,7 @@ def test_stein_with_outputs_that_depend_on_each_other():
     np.testing.assert_allclose(actual[blr.Stein].curvature, actual[blr.Hessian].curvature, rtol=1e-6)
 
 
-@pytest.mark.sampled("Gaussian-GaussNewton()")
+@pytest.mark.extended
 @pytest.mark.parametrize("curvature", [blr.GaussNewton(), blr.GeneralizedGaussNewton()], ids=repr)
 @pytest.mark.parametrize("family", [blr.DiagonalGaussian, blr.Gaussian])
 def test_a_mini_batch_counts_n_over_m_times(family, curvature):

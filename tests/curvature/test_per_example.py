@@ -626,6 +626,7 @@ def test_the_loss_must_be_one_number():
         second_moments(lambda t, x: (t @ x, x), jnp.ones(3), draw(BATCH, 3), jnp.ones(BATCH))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("outer", [jnp.float32, jnp.bfloat16])
 def test_half_precision_inside_gives_single_precision_sums(outer):
     def loss(theta, e, inner=jnp.bfloat16):

@@ -53,6 +53,13 @@ def same_posterior(one, other):
     np.testing.assert_allclose(np.asarray(other.posterior_.covariance()), expected, rtol=0, atol=1e-9 * expected.max())
 
 
+@pytest.mark.sampled(
+    "one-100000000.0",
+    "even-0.0",
+    "even-100000000.0",
+    "uneven with empty ones-0.0",
+    "uneven with empty ones-100000000.0",
+)
 @pytest.mark.parametrize("offset", [0.0, 1e8])
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
 def test_ridge_takes_one_pass(cuts, offset, monkeypatch):

@@ -198,6 +198,7 @@ def test_ridge_has_the_intervals_of_least_squares_where_rows_determine_the_weigh
     np.testing.assert_allclose(np.stack(ours, axis=1), theirs, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.extended
 def test_degrees_of_freedom_are_the_curvature_of_the_evidence():
     rng = np.random.default_rng(4)
     X = rng.normal(size=(30, 6)) * [3.0, 1.0, 1.0, 0.3, 0.1, 0.1]
@@ -247,6 +248,7 @@ def test_ridge_by_any_name():
         RidgeRegression(recipe="conjugated").fit(X, y)
 
 
+@pytest.mark.extended
 def test_ridge_does_not_mind_large_means():
     X, y = standardized(load_diabetes)
     plain, moved = RidgeRegression().fit(X, y), RidgeRegression().fit(X + 1e8, y + 1e9)

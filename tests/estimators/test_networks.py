@@ -89,6 +89,7 @@ def test_a_second_fit_compiles_nothing(classifier):
     assert [run_chunk.count(), _predict.count()] == compiled
 
 
+@pytest.mark.extended
 def test_pickled_cloned_and_in_pipelines(classifier):
     back = pickle.loads(pickle.dumps(classifier))
     np.testing.assert_array_equal(back.predict_proba(X), classifier.predict_proba(X))
@@ -101,6 +102,7 @@ def test_pickled_cloned_and_in_pipelines(classifier):
     assert list(search.best_estimator_.feature_names_in_) == ["a", "b", "c"]
 
 
+@pytest.mark.extended
 def test_draws_are_of_the_target(classifier, regressor):
     labels = classifier.sample_predictive(X[:7], 400, random_state=0)
     assert labels.shape == (400, 7)
@@ -160,6 +162,7 @@ def test_several_targets_each_with_its_noise():
     assert actual.sample_predictive(X, 3).shape == (3, 60, 2)
 
 
+@pytest.mark.extended
 def test_known_noise():
     known = MLPRegressor((4,), noise=4.0, max_iter=60, samples=8, random_state=0).fit(X, Y)
     assert known.noise_ == pytest.approx(4.0)

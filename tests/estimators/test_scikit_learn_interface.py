@@ -59,6 +59,7 @@ def test_coefficients_have_scikit_learns_shapes_and_are_writable(fitted):
     np.testing.assert_array_equal(changed.predict_proba(X), before)  # They are copies: the posterior predicts.
 
 
+@pytest.mark.extended
 def test_scores_at_the_coefficients_are_those_of_the_posterior_mean(fitted):
     model = fitted["classes"]
     np.testing.assert_allclose(model.coef_.sum(0), 0.0, atol=1e-12)

@@ -305,7 +305,7 @@ def checks():
             else:
                 applies = check_name not in NOT_FOR_SERIES
             if applies:
-                marks = [] if check_name in {*WITHOUT_A_FIT, "check_n_features_in"} else [pytest.mark.extended]
+                marks = [] if check_name in WITHOUT_A_FIT else [pytest.mark.extended]
                 yield pytest.param(estimator, check, id=f"{name}-{check_name}-{number}", marks=marks)
 
 

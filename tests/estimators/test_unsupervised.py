@@ -249,6 +249,7 @@ def test_topics_from_mini_batches():
     assert batches.bound_ > clone(stream).fit(COUNTS).bound_ - 5
 
 
+@pytest.mark.extended
 def test_pickle_pipelines_and_dataframes():
     frame = pandas.DataFrame(ROWS[::2, :3], columns=["a", "b", "c"])
     model = GaussianMixture(tol=0.1, random_state=np.random.RandomState(0)).fit(frame)

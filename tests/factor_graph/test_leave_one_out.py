@@ -51,7 +51,7 @@ def test_conjugate_counts_are_exact():
     assert_allclose(left.log_density, ratios, atol=1e-10)
 
 
-@pytest.mark.sampled("poisson")
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["logit", "poisson"])
 def test_other_likelihoods_are_close_to_refits(kind):
     """Forty refits: within 0.015 nats where a row has moved q by less than 0.1 nats, and 0.01 on average; where one

@@ -193,7 +193,7 @@ def test_sites_are_the_global_form_in_float32(kind):
     assert_sum_of_sites(sites.state, data["x"], 1e-5)
 
 
-@pytest.mark.sampled("60-float64")
+@pytest.mark.extended
 @pytest.mark.as_users
 @PRECISIONS
 @pytest.mark.parametrize("batch_size", [SIZE, 16])

@@ -70,6 +70,7 @@ def test_two_modes(two_modes):
     assert alone > 20 * distance
 
 
+@pytest.mark.extended
 def test_it_is_a_maximum_of_the_bound(two_modes):
     """Finite differences of the bound, integrated on the grid, in the weights, means and precisions of q."""
     q = two_modes.q["f"]
@@ -194,6 +195,7 @@ def test_weights_that_are_not_learnt_stay():
     np.testing.assert_allclose(result.q["f"].weights, 0.5, rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_a_saved_result(tmp_path, two_modes):
     result = two_modes
     result.save(tmp_path / "file.npz")

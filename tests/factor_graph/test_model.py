@@ -275,6 +275,7 @@ def test_contributions_add_up_to_the_bound():
     assert evidence - 0.1 < result.bound < evidence
 
 
+@pytest.mark.extended
 def test_check_catches_a_wrong_factor():
     wrong = blr.Factor(
         lambda mean, t, y: 0.5 * (t[0] - t[1] * (y - mean[0]) ** 2 + 3 * mean[1] * t[1]), "mean", "precision", data="y"
@@ -403,6 +404,7 @@ def test_a_latent_number_for_each_row_by_quadrature():
     assert_allclose([ends[0].q["x"].mean[2], ends[0].q["x"].precision[2]], [0, 1], atol=1e-9)
 
 
+@pytest.mark.extended
 def test_outputs_of_one_gaussian_over_several():
     """Two outputs of one full Gaussian: the evidence of two regressions side by side; and weights of each row's own."""
     y = RANDOM.normal(size=(4, 2))
@@ -436,7 +438,7 @@ def test_filling_of_ragged_rows_is_missing():
 # Errors.
 
 
-@pytest.mark.sampled("rule1")
+@pytest.mark.extended
 @pytest.mark.parametrize("rule", [blr.vmp(), blr.cvi(0.5), blr.cvi(0.5, sites=True)])
 def test_without_rows_the_posterior_is_the_prior(rule):
     prior = blr.Gaussian(jnp.arange(3.0), 2 * jnp.eye(3))
@@ -609,6 +611,7 @@ def test_a_model_prints_its_log_joint():
     assert "y  E log linear(x·w, t; y)  in closed form" in said
 
 
+@pytest.mark.sampled("1.5", "3.0")
 @pytest.mark.parametrize("wrong", [-1.0, 1.5, 3.0])
 def test_a_label_that_is_none_is_no_other_one(wrong):
     """−1 counts from the end elsewhere."""

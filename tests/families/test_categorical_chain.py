@@ -158,6 +158,7 @@ def test_a_state_that_was_ruled_out_comes_back():
         assert_allclose(actual.pairs, [[0, 0], [0, 249]], rtol=1e-5)
 
 
+@pytest.mark.extended
 def test_what_is_impossible_says_so():
     initial, transitions, weights = chain(5)
     actual = markov.smooth(initial, transitions, weights.at[2].set(-jnp.inf))
@@ -207,6 +208,7 @@ def test_a_chain_chooses_among_components():
     assert_allclose(one.q["rate"].rate, other.q["rate"].rate, rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_the_divergence_between_chains_of_different_priors():
     one, other = (
         blr.CategoricalChain(*(jnp.exp(x) for x in given[:2]), given[2]) for given in (chain(4), chain(4, seed=1))

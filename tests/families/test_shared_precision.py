@@ -18,6 +18,7 @@ SPHERICAL = lambda: SphericalNormalGamma(jnp.array([[0.0, 1.0, 2.0], [1.0, 1.0, 
 FAMILIES = {"tied": TIED, "spherical": SPHERICAL}
 
 
+@pytest.mark.sampled("spherical")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_derivative_of_the_log_partition_is_the_expectation(name):
     q = FAMILIES[name]()
@@ -55,7 +56,7 @@ def test_densities_are_scipys():
     np.testing.assert_allclose(q.log_prob(theta), expected, rtol=1e-12)
 
 
-@pytest.mark.sampled("spherical")
+@pytest.mark.extended
 @pytest.mark.parametrize("name", FAMILIES)
 def test_draws_have_the_expected_statistics(name):
     q, count = FAMILIES[name](), 40_000

@@ -62,7 +62,7 @@ def test_a_start_so_wide_that_its_rounding_errors_would_stay():
     assert float(result.q["f"].variance[0]) ** 0.5 == pytest.approx(sd, rel=2e-3)
 
 
-@pytest.mark.sampled("100.0")
+@pytest.mark.extended
 @pytest.mark.as_users
 @pytest.mark.parametrize("prior_sd", [0.1, 10.0, 100.0])
 def test_a_count_of_zero_in_single_precision(prior_sd):

@@ -67,7 +67,7 @@ def judged(f, q, points, key=0):
     return judge_bound(rule, as_objective(f), rule.init(q), None, jax.random.key(key))
 
 
-@pytest.mark.sampled("Quadrature(4)-poisson")
+@pytest.mark.extended
 @pytest.mark.parametrize("name", TWO)
 @pytest.mark.parametrize("points", [blr.MonteCarlo(10), blr.Quadrature(4)], ids=repr)
 def test_two_dimensions_are_integrated_by_grids_that_know_their_error(name, points):
@@ -229,6 +229,7 @@ def test_several_linear_outputs_have_a_standard_error():
     assert bound.error < ERROR_GOAL
 
 
+@pytest.mark.extended
 def test_a_penalty_is_integrated_and_not_expanded():
     penalty = lambda theta: 3.0 * jnp.sum(jnp.cosh(theta))
     objective = blr.Objective(lambda w, e: poisson(e[0] @ w, e[1]), size=20, regularizer=penalty)
@@ -358,7 +359,7 @@ def test_a_factor_on_a_grid_of_a_block_has_the_difference_of_two_grids():
     assert bound.error > 1e-3
 
 
-@pytest.mark.sampled("5")
+@pytest.mark.extended
 @pytest.mark.parametrize("size", [1, 5])
 def test_the_entropy_of_a_mixture_is_integrated_anew(size):
     """A narrow component within a wide one, against draws; the points of the fit alone said nothing about an error."""
@@ -389,6 +390,7 @@ def test_numbers_are_shown_to_the_digits_that_the_error_leaves():
     assert with_error(-math.inf, math.nan) == "−inf"
 
 
+@pytest.mark.extended
 def test_the_result_shows_and_saves_both(tmp_path):
     rule = blr.von(0.3).replace(points=blr.MonteCarlo(2))
     result = blr.fit(rule, wide_poisson, gaussian(SIZE), steps=2, key=jax.random.key(0))

@@ -112,6 +112,7 @@ def test_saved_at_an_interval_and_at_the_end(tmp_path, monkeypatch):
     assert np.all(times(every=0) == 15.0)  # after every chunk
 
 
+@pytest.mark.extended
 def test_a_fit_shorter_than_the_interval_is_saved_at_its_end(tmp_path, whole):
     fit(checkpoint=blr.Checkpoint(tmp_path / "run.npz"))
     same(blr.load(tmp_path / "run.npz").state, whole.state)

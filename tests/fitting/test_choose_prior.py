@@ -61,6 +61,7 @@ def test_a_prior_of_the_right_strength_is_chosen(weights, expected):
     assert {precision for precision, _ in chosen.losses} <= set(PRECISIONS)
 
 
+@pytest.mark.extended
 def test_all_rows_are_fitted_with_what_was_chosen():
     chosen, data = choose(np.ones(12))
     objective = blr.Objective(loss, size=80, regularizer=chosen.precision)

@@ -114,6 +114,7 @@ def quadratic(scales):
     return lambda x: 0.5 * jnp.sum(jnp.asarray(scales) * (x - 1.0) ** 2)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("rate", [0.5, 0.05])
 def test_gradient_descent_stops_at_its_optimum(rate):
     """Along a valley a hundred times flatter than its walls, ½|m − m*|² is within the tolerance."""
@@ -290,6 +291,7 @@ def test_a_fit_that_stands_still_has_lost_its_precision():
     assert explain_stop(blr.Reason.STEPS, q, still, None) == ("steps", None)
 
 
+@pytest.mark.extended
 def test_a_stricter_share_of_the_tolerance():
     """After a distance was refuted, estimates have to be within a part of the tolerance."""
     report = Report(1e-7, 1e-7)

@@ -167,6 +167,7 @@ def test_online_steps_take_the_sites_to_the_new_kernel():
     np.testing.assert_allclose(two.q["f"].mean, covariance @ linear, rtol=1e-6)
 
 
+@pytest.mark.extended
 def test_online_ends_with_the_last_finite_hyper_parameters():
     build, data = tiny_regression()
     wild = optax.chain(optax.scale_by_schedule(lambda count: jnp.where(count < 3, 0.1, jnp.nan)))
@@ -271,6 +272,7 @@ def test_features_that_outputs_share_are_their_jacobians():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), *steps)
 
 
+@pytest.mark.extended
 def test_evenly_spread_points_average_as_quadrature_does():
     q = blr.Gaussian(jnp.array([0.3, -0.2]), jnp.array([[2.0, 0.5], [0.5, 1.0]]))
     mirrored = blr.QuasiMonteCarlo(512).at(q, None)

@@ -72,6 +72,7 @@ def test_a_posterior_for_any_smooth_loss(tmp_path):
     assert "converged" in repr(result)
 
 
+@pytest.mark.extended
 def test_training_by_steps():
     """API.md, section 2, with what exists: init from bare parameters, step under jit, q over the pytree."""
     params = {"w": jnp.zeros(2), "b": jnp.zeros(())}
@@ -144,6 +145,7 @@ def test_one_call_takes_the_same_batches_as_many():
     np.testing.assert_array_equal(uncut.trace["objective"][4:], rest.trace["objective"])
 
 
+@pytest.mark.extended
 def test_a_joint_loss_leaves_the_ragged_rest_out():
     """A from_batch objective sees full batches only, each row at most once an epoch."""
 
@@ -157,6 +159,7 @@ def test_a_joint_loss_leaves_the_ragged_rest_out():
     assert sorted(result.state.aux.tolist()) == [0.0] * 2 + [1.0] * 8
 
 
+@pytest.mark.extended
 def test_weighted_data_in_mini_batches():
     """Weights go with their rows, and M counts rows."""
     weights = jnp.arange(6.0)
@@ -532,6 +535,7 @@ def test_what_cannot_be_saved(tmp_path):
         blr.load(tmp_path / "file")
 
 
+@pytest.mark.extended
 def test_one_quiet_batch_is_not_convergence():
     """5 informative rows in 100: a batch without them has no gradient, and that is not an optimum."""
     x = jnp.zeros(100).at[:5].set(1.0)

@@ -62,6 +62,7 @@ def test_frozen_leaves_stay_and_the_others_move_as_if_they_were_alone(rule):
     np.testing.assert_allclose(predicted, jax.vmap(lambda x: apply(whole, x))(data[0]), rtol=1e-5)
 
 
+@pytest.mark.extended
 def test_integers_and_booleans_are_carried_untouched():
     params, data = network()
     objective = blr.Objective(loss, output=apply, size=ROWS, regularizer=1.0)

@@ -201,6 +201,7 @@ def test_mean_of_each_family():
 # Linear-Gaussian models, where everything is known.
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", gaussians())
 def test_linear_model_in_closed_form(name):
     q = gaussians()[name]
@@ -387,7 +388,7 @@ def haiku_network():
     return params, apply
 
 
-@pytest.mark.sampled("nnx_network")
+@pytest.mark.extended
 @pytest.mark.parametrize("make", [linen_network, nnx_network, equinox_network, haiku_network])
 def test_other_peoples_networks(make):
     params, apply = make()

@@ -25,7 +25,7 @@ def build(prior):
     return blr.Objective(logistic, output=product, linear=True, size=20, regularizer=prior)
 
 
-@pytest.mark.sampled("rule0-how0")
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("rule", "how"),
     [

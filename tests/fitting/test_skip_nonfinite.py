@@ -76,6 +76,7 @@ def test_a_skipped_batch_leaves_nothing_behind(name):
     assert f"{sum(before)} batches were skipped" in skipping.explanation
 
 
+@pytest.mark.extended
 def test_gradient_descent_by_hand():
     """Plain SGD in NumPy on the batches that are finite."""
     rate, theta, taken = 0.02, np.zeros(2), 0
@@ -91,6 +92,7 @@ def test_gradient_descent_by_hand():
     np.testing.assert_allclose(result.q.mean, theta, rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_a_resumed_fit_goes_on_counting(tmp_path):
     rule = RULES["vogn"]
     whole = fit(rule, jnp.zeros(2), BAD_X)

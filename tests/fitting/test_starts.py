@@ -18,6 +18,7 @@ def two_modes(x):
     return 4 * (x[0] ** 2 - 1) ** 2 - 0.7 * x[0] + 0.5 * (x[1] - x[0]) ** 2
 
 
+@pytest.mark.extended
 def test_the_lower_mode_is_found_and_the_share_of_starts_reported():
     """Laplace's evidence of both modes by scipy; each start ends at one of the two."""
     function = lambda x: 4 * (x[0] ** 2 - 1) ** 2 - 0.7 * x[0] + 0.5 * (x[1] - x[0]) ** 2
@@ -77,6 +78,7 @@ def test_the_best_is_chosen_among_those_that_converged():
     assert "No other start confirms it" in str(record)
 
 
+@pytest.mark.extended
 def test_starts_are_spread_at_the_scale_of_the_first():
     """Means of Gaussians have q's own covariance; other families keep half of what they know."""
     keys = jax.random.split(KEY, 2000)

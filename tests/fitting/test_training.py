@@ -83,7 +83,7 @@ def test_fit_takes_microbatches():
     close(parts.q, full_batch.q, 1e-10)
 
 
-@pytest.mark.sampled("slang-False")
+@pytest.mark.extended
 @pytest.mark.parametrize("antithetic", [False, True])
 @pytest.mark.parametrize("name", ["vogn", "slang"])
 def test_samples_in_turn(name, antithetic):

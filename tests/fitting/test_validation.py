@@ -86,6 +86,7 @@ def test_the_best_state_is_not_called_converged_if_another_one_has():
     assert result.reason == "stopped early"
 
 
+@pytest.mark.extended
 def test_early_stopping_looks_at_the_first_metric():
     result, _ = fit(patience=2, every=10, metrics={"count": lambda q, data: 1.0}, steps=3000)
     np.testing.assert_array_equal(result.validation["step"], [10, 20, 30])

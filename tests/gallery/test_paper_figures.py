@@ -43,6 +43,7 @@ def test_the_minimum_is_next_to_the_wall(wall):
     assert float(wall.plain.q.mean) == pytest.approx(np.log(SLOPE / STEEPNESS) / STEEPNESS, abs=1e-12)
 
 
+@pytest.mark.extended
 def test_a_fixed_gaussian_keeps_away_from_the_wall(wall):
     offset = float(wall.plain.q.mean - wall.bayesian.q.mean)
     assert offset == pytest.approx(0.5 * STEEPNESS * WIDTH**2, abs=1e-9)
@@ -73,6 +74,7 @@ def smoothed(mean, variance, order=0):
     return total
 
 
+@pytest.mark.extended
 def test_the_plain_solution_is_the_sharp_minimum(wells):
     grid = np.linspace(-6, 6, 120_001)
     lowest = grid[np.argmin(smoothed(grid, 0.0))]
@@ -100,6 +102,7 @@ def test_the_bayesian_solutions_are_stationary(wells):
         assert average_of(2) == pytest.approx(precision, rel=1e-8)
 
 
+@pytest.mark.extended
 def test_no_gaussian_has_a_higher_bound(wells):
     """The flat one's is the highest of all, over means and widths; the sharp one's is not."""
     mean, log_sd = np.linspace(-4, 4, 801)[:, None], np.linspace(-5, 2, 701)

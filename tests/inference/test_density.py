@@ -33,6 +33,7 @@ def reference(function, points):
 
 
 # One point, a part of a block, a whole one and one more, and more points than one call goes through.
+@pytest.mark.extended
 @pytest.mark.parametrize("count", [1, 5, 64, 65, 1030])
 def test_all_points_count_once(count):
     density = density_of(bent)

@@ -100,6 +100,7 @@ def test_few_points_in_many_dimensions_are_not_too_wide(sixty):
     assert_allclose(at.mean, INFER_NET_MEAN, atol=0.05 * np.sqrt(INFER_NET_VARIANCE))
 
 
+@pytest.mark.extended
 def test_the_error_of_the_points_is_about_the_error(sixty):
     """The natural gradient at fresh points says by how much means and widths are off, within a factor of three."""
     at = place(sixty.q)
@@ -108,6 +109,7 @@ def test_the_error_of_the_points_is_about_the_error(sixty):
     assert mean_error / 3 < sixty.mean_error < 3 * mean_error
 
 
+@pytest.mark.extended
 def test_natural_errors_are_the_way_to_the_optimum():
     """A Gaussian density seen from q with twice its precision: half of the way in the mean, a quarter of the width."""
     center, precision = np.array([3.0, -1.0]), np.array([[2.0, 0.9], [0.9, 1.0]])
@@ -118,6 +120,7 @@ def test_natural_errors_are_the_way_to_the_optimum():
     assert_allclose(natural_errors(at, there), [np.max(0.5 * np.array([0.2, 0.1]) / deviations), 0.25], rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_the_same_key_gives_the_same_answer():
     """The fixed points are no matter of chance, and the key is that of the points that judge them."""
     density = density_of(logistic, 1)

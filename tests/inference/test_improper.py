@@ -28,7 +28,7 @@ def sum_alone(p, x):
     return -0.5 * jnp.sum((x - p["w"] - p["b"]) ** 2)
 
 
-@pytest.mark.sampled("sum_alone-")
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("density", "message"),
     [

@@ -169,6 +169,7 @@ def test_other_data_compile_nothing(fitted):
     assert_allclose(other.mean["mean"], 5.0 - fitted.mean["mean"], atol=0.1)
 
 
+@pytest.mark.extended
 def test_the_same_key_gives_the_same_posterior(fitted):
     start, constraints = {"mean": 0.0, "scale": 1.0}, {"scale": "positive"}
     again = blr.infer(normal, start, constraints=constraints, args=(jnp.asarray(Y), jnp.asarray(10.0)), key=KEY)
@@ -193,6 +194,7 @@ def test_summary_and_text(fitted):
     assert "QuasiMonteCarlo" in str(fitted.rule)
 
 
+@pytest.mark.extended
 def test_log_densities_are_normalised_and_those_of_the_model(fitted):
     points = fitted.unconstrained(jax.random.key(4), 5)
     log_p, log_q = fitted.log_densities(points)
@@ -236,6 +238,7 @@ def test_save_and_load(fitted, tmp_path):
         load_posterior(tmp_path / "posterior.npz", other)
 
 
+@pytest.mark.extended
 def test_a_posterior_is_a_start(fitted):
     """An earlier q is taken as found: no search for modes, and the same optimum."""
     q = blr.Gaussian(fitted.mean, jnp.linalg.inv(fitted.covariance()))

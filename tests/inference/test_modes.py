@@ -111,6 +111,7 @@ def test_starts_are_where_the_density_is_finite():
     assert len(draw_starts(nowhere, np.random.default_rng(1), 8, None)) == 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("behind", [False, True])
 def test_modes_of_no_weight_are_left_out(behind):
     """A second mode eight nats behind has less than a thousandth of the weight."""

@@ -39,6 +39,7 @@ def moved_from(function, mean, std, kept=KEPT[0]):
     return moments, np.stack(draws)
 
 
+@pytest.mark.sampled("2")
 @pytest.mark.parametrize("size", [2, 40])
 def test_moved_draws_are_draws_of_the_density(size):
     """From a Gaussian whose means and widths are wrong to the exact moments, within their stated errors."""

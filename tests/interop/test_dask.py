@@ -118,6 +118,7 @@ def rows_of_block(part):
     return len(part[1])
 
 
+@pytest.mark.sampled("even", "uneven with empty ones")
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
 def test_a_fit_is_that_in_memory(cuts):
     here, there = fit_to((X, Y)), fit_to(parts_of(cuts))

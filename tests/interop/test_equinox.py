@@ -120,6 +120,7 @@ def test_the_module_comes_back_also_from_a_file(tmp_path):
     assert not np.allclose(draw.layers[0].weight, model.layers[0].weight)
 
 
+@pytest.mark.extended
 def test_dropout_draws_from_the_key_of_the_step():
     model, state = eqx.nn.make_with_state(Block)(rate=0.5)
     network = from_equinox(model, state, random=True)

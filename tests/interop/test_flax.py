@@ -264,6 +264,7 @@ def test_nnx_dropout_draws_from_the_key_of_the_step():
     assert not np.allclose(values, losses(jax.random.key(4)))
 
 
+@pytest.mark.extended
 def test_validation_evaluates_the_module_as_for_predictions():
     network = from_nnx(Block(nnx.Rngs(0), rate=0.5))
     objective = network.objective(loss, size=16, regularizer=1.0)

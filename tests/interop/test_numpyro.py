@@ -212,6 +212,7 @@ def test_enumeration_needs_funsor_by_name(monkeypatch):
         bridge.fit(bernoulli_latent, (jnp.asarray(Y),), key=KEY)
 
 
+@pytest.mark.extended
 def test_values_outside_of_the_support_name_the_site():
     def zero_density(y):
         x = numpyro.sample("x", dist.Normal(0.0, 1.0))
@@ -266,6 +267,7 @@ def test_observations_that_broadcast_by_accident_are_warned_of():
         bridge.Traced.of(accident, (jnp.asarray(Y),), None)
 
 
+@pytest.mark.extended
 def test_a_start_inside_of_a_support_that_another_site_decides():
     """Uniform(0, x) at x = 50 has a start at 40, and none at 60."""
 
@@ -380,6 +382,7 @@ def test_centred_eight_schools_are_not_trusted():
 # What comes next.
 
 
+@pytest.mark.extended
 def test_draws_and_summary_have_every_site(fitted):
     draws = fitted.samples(jax.random.key(1), 50)
     assert {name: leaf.shape for name, leaf in draws.items()} == {"w": (50, 2), "noise": (50,), "mean": (50, 30)}
@@ -408,6 +411,7 @@ def test_predictive_shapes_and_moments(fitted):
     assert set(fitted.predictive(jax.random.key(2), count=3, sites=["y"])) == {"y"}
 
 
+@pytest.mark.extended
 def test_nuts_starts_from_here(fitted):
     """Fifteen steps find the step size: 200 after them are worth 100 independent draws, and none is divergent."""
     kernel, start = fitted.nuts(jax.random.key(3))

@@ -168,6 +168,7 @@ def test_rows_of_no_probability_have_the_right_likelihood():
     assert_allclose(ours, expected, rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_discrete_sites_and_what_depends_on_them_are_drawn_given_the_data(fitted):
     """Assignments have the probabilities that Bayes' rule gives for each draw of the other sites."""
     draws = fitted.samples(jax.random.key(1), 500)
@@ -189,6 +190,7 @@ def test_discrete_sites_and_what_depends_on_them_are_drawn_given_the_data(fitted
     assert_allclose(given, dist.Normal(chosen, draws["scale"][:, None]).log_prob(Y), rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_predictions_draw_new_assignments(fitted):
     predicted = fitted.predictive(jax.random.key(3), count=2000)
     assert predicted["z"].shape == predicted["y"].shape == (2000, len(Y))
@@ -222,6 +224,7 @@ def test_what_is_not_there_says_so():
         enumeration.draw_discrete(KEY, traced.discrete, hidden_markov, (SERIES,), {}, {})
 
 
+@pytest.mark.extended
 def test_a_model_without_discrete_sites_has_no_discrete_samples(fitted_by_hand):
     with pytest.raises(ValueError, match="no discrete latent sites"):
         fitted_by_hand.discrete_samples(KEY, {})

@@ -308,6 +308,7 @@ def test_nothing_observed_is_the_prior():
     assert_allclose([one.mean[0, 0], one.covariance[0, 0, 0]], [1.0, 0.5])
 
 
+@pytest.mark.extended
 def test_an_unstable_system_that_is_observed():
     """A state that doubles every step is smoothed as well as any other."""
     space = blr.StateSpace([[2.0]], [[1.0]], [1.0])

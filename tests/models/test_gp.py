@@ -75,7 +75,7 @@ def test_one_row():
 CHAINS = {"12": Matern12(1.5, 0.8), "52": Matern52(1.5, 0.8), "sum": 0.5 * Matern32() + Matern12()}
 
 
-@pytest.mark.sampled("12")
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["12", pytest.param("52", marks=pytest.mark.extended), "sum"])
 def test_the_chain_is_the_dense_process(name):
     kernel = CHAINS[name]

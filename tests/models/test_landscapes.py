@@ -85,7 +85,7 @@ def test_minima_are_stationary_and_curve_upwards(landscape):
     np.testing.assert_allclose(steps, 0, atol=2e-14)
 
 
-@pytest.mark.sampled("Vincent 1-D")
+@pytest.mark.extended
 @each
 def test_no_other_point_of_the_box_is_as_good(landscape):
     """Newton's method from every local minimum of a fine grid comes to the listed minimisers and no better point."""
@@ -139,6 +139,7 @@ def test_peak_ratio_wants_both_the_value_and_the_place():
     assert shubert.peak_ratio(shubert.minima + 0.01, accuracy=1.0) == 1
 
 
+@pytest.mark.extended
 def test_peak_ratio_is_float64_s_in_float32():
     with jax.enable_x64(False):
         assert all(f.peak_ratio(f.minima, accuracy=1e-11) == 1 for f in LANDSCAPES)

@@ -60,6 +60,7 @@ def test_a_missing_row_is_of_any_component():
     assert_allclose(chances[-1], result.q["weights"].mean, rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_rows_that_are_missing_in_part():
     """Responsibilities of the observed entries by SciPy, and EM's fixed point by the entries that it fills in."""
     y = np.where(np.random.default_rng(0).random(ROWS.shape) < 0.15, np.nan, ROWS)

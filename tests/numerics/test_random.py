@@ -65,6 +65,7 @@ def test_quantile_is_accurate_and_symmetric_for_every_kind_of_word():
     np.testing.assert_array_equal(mirrored, -actual)
 
 
+@pytest.mark.extended
 def test_wide_quantile_is_accurate_and_symmetric():
     first, second = words_to_try(), words_to_try()[::-1].copy()
     first, second = np.append(first, np.uint32(2**31 - 1)), np.append(second, np.uint32(0))
@@ -149,6 +150,7 @@ def serial(x):
     return worst
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_neighbours_in_a_stream_are_independent(dtype):
     x = np.asarray(normal(KEY, (2_000_000 if dtype == F32 else 500_000,), dtype), np.float64)
@@ -217,7 +219,7 @@ MEASURES = {
 }
 
 
-@pytest.mark.sampled("bits", "serial")
+@pytest.mark.extended
 @pytest.mark.parametrize("measure", MEASURES)
 def test_hash(measure):
     function, limit = MEASURES[measure]

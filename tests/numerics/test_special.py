@@ -100,6 +100,7 @@ def compiled_conditionals(function, *arguments):
     return jax.jit(function).lower(*arguments).as_text().count("stablehlo.case")
 
 
+@pytest.mark.extended
 def test_the_wide_form_is_a_branch_under_vmap_too():
     """A `cond` under `vmap` would compute both sides for every row; the predicate covers the mapped axes instead."""
     means, variances = jnp.linspace(-1.0, 1.0, 8), jnp.full(8, 0.01)

@@ -39,7 +39,7 @@ def numbers(measured):
     )
 
 
-@pytest.mark.sampled("True-Gradient", "True-Stein")
+@pytest.mark.extended
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("antithetic", [False, True])
 def test_the_estimate_is_unbiased(name, antithetic):

@@ -72,6 +72,7 @@ def test_scale_is_the_derivative_in_mu(relaxation):
     np.testing.assert_allclose(actual, np.diagonal(jacobian, axis1=1, axis2=2), rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.extended
 def test_published_smoothing_makes_the_scale_a_constant():
     """At relaxation 1e-10 the exact scale underflows; with +1e-10 in both terms it is 1e10 where |λ| = 10."""
     q = blr.Bernoulli(jnp.array([10.0, -10.0]))

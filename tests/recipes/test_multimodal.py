@@ -198,6 +198,7 @@ def test_a_search_is_the_same_in_other_units():
     np.testing.assert_allclose(sorted(m.weight for m in scaled), sorted(m.weight for m in plain), atol=0.02)
 
 
+@pytest.mark.extended
 def test_what_a_minimum_is():
     """Value, Hessian and position are those of the loss there; each of Himmelblau's four comes once."""
     actual = search(himmelblau).minima()

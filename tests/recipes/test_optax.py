@@ -210,6 +210,7 @@ def test_schedules_are_called_with_an_int32_count():
         assert all(count.dtype == jnp.int32 for count in seen)
 
 
+@pytest.mark.extended
 def test_a_rejected_step_leaves_the_trace_and_the_shaping_as_they_were():
     objective = blr.Objective(lambda w, x: 0.5 * (w - x) ** 2, size=2)
     rule = _shaped(blr.sgd(0.1, momentum=0.9), optax.ema(0.5))

@@ -78,6 +78,7 @@ class Given(Points):
         return PointSet((q.mean + self.noise / jnp.sqrt(q.precision))[None], jnp.ones(1))
 
 
+@pytest.mark.extended
 def test_vadam_comes_out_of_adam():
     """Khan et al. (2018), figure 1, re-derived: θ = m + ε/√(Nv + δ); u ← β₁u + (1−β₁)(ĝ + δm/N);
     v ← β₂v + (1−β₂)ĝ²; m ← m − α û/(√v̂ + δ/N)."""

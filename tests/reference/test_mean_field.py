@@ -118,7 +118,7 @@ def accelerated(curvature):
 LONG = {"australian 1", "australian 3, wide prior", "logit, 120 weights, correlation .9"}
 
 
-@pytest.mark.sampled("poisson, 5 weights, correlation .9")
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.extended) if name in LONG else name for name in PROBLEMS]
 )

@@ -126,6 +126,7 @@ def test_half_precision_through_fits_files_and_predictions(tmp_path):
     np.testing.assert_allclose(mean, by_hand, atol=1e-5)
 
 
+@pytest.mark.extended
 def test_frozen_parameters_and_plain_functions_keep_their_precision():
     start = in_dtype(WEIGHTS, jnp.bfloat16)
     learned, frozen = blr.freeze(start, {"w": True, "v": False})

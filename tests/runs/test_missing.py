@@ -132,6 +132,7 @@ def test_counts_have_the_interval_of_the_mixture():
     np.testing.assert_allclose(np.median(ahead["std"] / true_counts.std(1)), 1.0, atol=0.15)
 
 
+@pytest.mark.extended
 def test_complete_rows_are_predicted_as_before():
     """A row's prediction depends on its own inputs only, and that of a complete row is the estimator's."""
     rng = np.random.default_rng(0)

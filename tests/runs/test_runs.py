@@ -148,6 +148,7 @@ def test_networks_are_not_exported(tmp_path):
         run.export("numpy", tmp_path)
 
 
+@pytest.mark.extended
 def test_intervals_hold_nine_tenths():
     """Low and high are the 5 % and the 95 % quantile: by SciPy for numbers and for counts, and for their baseline."""
     data, config = make_request("score", "good", "visits", params={"prior_precision": 1.0})
@@ -196,6 +197,7 @@ def test_a_sequence_is_forecast(tmp_path):
     assert len(shown.output.splitlines()) == 4
 
 
+@pytest.mark.extended
 def test_a_fit_from_a_file(tmp_path):
     rows = table()
     names = [name for name in rows.columns if name not in ("good", "visits")]

@@ -92,7 +92,7 @@ def _step(rule, state):
     return form_step(rule, objective, state, measure(rule, objective, state.q, None, None, None))[0]
 
 
-@pytest.mark.sampled("Product")
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "q",
     [

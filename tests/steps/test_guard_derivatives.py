@@ -21,7 +21,7 @@ def logistic(output, y):
     return jnp.logaddexp(0.0, output) - y * output
 
 
-@pytest.mark.sampled("halvings")
+@pytest.mark.extended
 @pytest.mark.parametrize("name", RULES)
 def test_validation_loss_after_guarded_steps(name):
     """d/dη of a held-out loss after 4 steps, the first of which the monotone guard shortens."""

@@ -94,6 +94,7 @@ def test_published_forms_have_temperature_1():
         assert rule.init(jnp.zeros(3), OBJECTIVE, horizon=STEPS).horizon is None
 
 
+@pytest.mark.extended
 @recipes
 def test_a_loop_of_ones_own_takes_the_horizon(recipe):
     """As the schedules of optax, without a recompilation for another number of steps."""

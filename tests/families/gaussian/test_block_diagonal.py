@@ -53,6 +53,7 @@ def test_parameters_go_both_ways():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, -b, rtol=1e-8, atol=1e-10), gradient, Q.natural())
 
 
+@pytest.mark.extended
 def test_draws_have_the_mean_and_the_variance():
     draws = Q.sample(jax.random.key(0), (20_000,))
     for draw, m, v in zip(*(jax.tree.leaves(tree) for tree in (draws, Q.mean, Q.variance())), strict=True):

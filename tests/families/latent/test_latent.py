@@ -358,6 +358,7 @@ def test_gauss_newton_weighs_by_the_expected_scale():
     close(precision(blr.GeneralizedGaussNewton()), outputs)
 
 
+@pytest.mark.extended
 def test_guards():
     """A step far too long: a loss that curves the other way."""
     bump = lambda theta: -50 * jnp.sum(jnp.exp(-0.1 * theta**2))
@@ -439,6 +440,7 @@ def test_mirrored_pairs():
         blr.MonteCarlo(2, antithetic=True).at(LEANING, jax.random.key(0))
 
 
+@pytest.mark.extended
 def test_wrong_points():
     how = rule(blr.SkewGaussian, blr.Quadrature(20))
     with pytest.raises(ValueError, match=r"in 5 dimensions has 20\^5 points. Use MonteCarlo\.$"):

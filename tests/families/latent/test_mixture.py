@@ -92,6 +92,7 @@ def test_derivatives_of_the_density(make):
         np.testing.assert_allclose(mine, theirs, atol=1e-12)
 
 
+@pytest.mark.extended
 def test_derivatives_of_a_pytree_s_density():
     tree = {"a": MEANS[:, 0], "b": MEANS[:, 1:]}
     q, flat, theta = blr.Mixture(WEIGHTS, blr.Gaussian(tree, PRECISIONS)), full(), {"a": POINT[0], "b": POINT[1:]}

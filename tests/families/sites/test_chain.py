@@ -131,7 +131,7 @@ def trend(dtype, wide):
     return blr.StateSpace(*(jnp.asarray(x, dtype) for x in (F, Q, H, np.zeros(4), wide * np.eye(4))))
 
 
-@pytest.mark.sampled("10000000.0")
+@pytest.mark.extended
 @pytest.mark.parametrize("wide", [10.0, 1e7])
 def test_ten_thousand_steps(wide):
     """Both ways agree, in float32 too, and also after a start that is all but diffuse."""

@@ -38,7 +38,7 @@ def member(prior, mean, first, curve):
     return GaussianProcess(prior, mean, (first, -0.5 * curve))
 
 
-@pytest.mark.sampled("True-9")
+@pytest.mark.extended
 @pytest.mark.parametrize(("negative", "size"), [(False, SIZE), (True, SIZE), (True, LARGE)])
 def test_moments_are_the_dense_gaussians(negative, size):
     numbers = setting(negative, size=size)
@@ -51,7 +51,7 @@ def test_moments_are_the_dense_gaussians(negative, size):
     assert_allclose(q.log_det, log_det, atol=1e-11)
 
 
-@pytest.mark.sampled("True")
+@pytest.mark.extended
 @pytest.mark.parametrize("negative", [False, True])
 def test_derivatives_are_those_of_the_formulas(negative):
     """In the prior and in the sites, forward and backward; κ = 0 and a singular prior included."""
@@ -78,6 +78,7 @@ def test_derivatives_are_those_of_the_formulas(negative):
         assert_allclose(actual, expected, atol=1e-11)
 
 
+@pytest.mark.extended
 def test_the_decrement_of_many_outputs():
     """½⟨d, Fd⟩ by half of V in single precision, beside the derivative of the moments; a bound where it is large."""
     q = member(*setting(negative=True, size=LARGE))
@@ -101,6 +102,7 @@ def test_density_and_entropy_are_relative_to_the_prior():
     assert_allclose(q.entropy(), -dense.kl(prior), atol=1e-9)
 
 
+@pytest.mark.extended
 def test_order_does_not_matter_to_what_is_proper():
     """A negative site in the first block that only the last one's makes proper; and one that nothing does."""
     prior, first = np.ones((LARGE, LARGE)) + 1e-3 * np.eye(LARGE), np.zeros(LARGE)
@@ -114,6 +116,7 @@ def test_order_does_not_matter_to_what_is_proper():
     assert not bool(member(*numbers).inside())
 
 
+@pytest.mark.extended
 def test_elsewhere_is_conditioning():
     prior, mean, first, curve = setting(negative=True)
     kept = SIZE - 3
