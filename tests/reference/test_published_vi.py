@@ -47,7 +47,7 @@ def objective(x, file):
 CASES = [("a1a", 0)] + [("breast_cancer_scale", split) for split in range(10)]
 
 
-@pytest.mark.sampled("breast_cancer_scale-0", "australian_scale-0")
+@pytest.mark.sampled("breast_cancer_scale-0", "breast_cancer_scale-1")
 @pytest.mark.parametrize(("name", "split"), CASES)
 def test_full(name, split):
     x, y, file = load(name, split)
@@ -83,7 +83,7 @@ def test_full_by_messages(name, split):
     assert published.kl(result.q["w"]) <= 0.004
 
 
-@pytest.mark.sampled("breast_cancer_scale-0", "australian_scale-0")
+@pytest.mark.sampled("breast_cancer_scale-0", "breast_cancer_scale-1")
 @pytest.mark.parametrize(("name", "split"), CASES)
 def test_mean_field(name, split):
     x, y, file = load(name, split)
