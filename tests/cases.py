@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import bayesrule as blr
 from bayesrule import factors
@@ -59,7 +60,7 @@ class FamilyCase:
 
     def member(self, index: int = 0) -> ExponentialFamily:
         batch = self.batched()
-        one = jax.tree.map(lambda x: x[index], batch)
+        one = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[index]), batch)  # as NumPy's, which compiles nothing
         return type(one)(one.mean, one.precision) if hasattr(one, "batch_ndim") else one
 
 

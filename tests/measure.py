@@ -90,7 +90,7 @@ class Recorder:
 
     def pytest_runtest_logstart(self, nodeid, location):
         path = nodeid.split("::")[0]
-        if path != self.path and self.path is not None:
+        if path != self.path and sys.version_info >= (3, 12):
             self.release_programs()
         self.path, self.failed = path, False
         self.lines.clear()

@@ -108,9 +108,7 @@ def quadrature(pair):
 MIRRORED = ("Hessian, full", "Stein, full", "HessianDiagonal", "Reparameterized, full", "Score, full", "Gradient")
 
 
-@pytest.mark.sampled(
-    "Reparameterized, fixed-False", "Score, no baseline-False", "Gradient-False", "Reparameterized, full-True"
-)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("pair", "antithetic"), [(pair, False) for pair in PAIRS] + [(pair, True) for pair in MIRRORED]
 )

@@ -430,6 +430,37 @@ def budgets(monkeypatch):
     return each()
 
 
+# Of the cases that follow, those by which every line of the arithmetic is entered.
+OF_EVERY_KIND = (
+    "groups",
+    "tied",
+    "weight decay inside",
+    "layers split",
+    "weights carried along",
+    "lookup",
+    "lookup of a long sequence",
+    "lookup, clipped",
+    "lookup of columns",
+    "lookup of slices",
+    "tied to a lookup",
+    "unused",
+    "custom derivative",
+    "custom derivative that mixes entries",
+    "custom derivative of a product",
+    "overlapping parts",
+    "joined",
+    "weight normalisation",
+    "normalised rows",
+    "product by its transpose",
+    "low rank",
+    "product of weights",
+    "the leaf itself",
+    "x @ w",
+    "tanh MLP",
+)
+
+
+@pytest.mark.sampled(*OF_EVERY_KIND)
 @pytest.mark.parametrize("case", CASES)
 def test_moments_are_those_of_the_gradients(case, budgets):
     build, taken = CASES[case]
@@ -531,6 +562,7 @@ def pulled(function, theta, examples):
     return jax.vmap(one)(examples)
 
 
+@pytest.mark.sampled("convolution", "tied", "layers", "groups", "normalised")
 @pytest.mark.parametrize("case", OUTPUTS)
 def test_pulled_squares_are_the_diagonal_of_the_sandwich(case, budgets):
     function, shape, of_one = OUTPUTS[case]

@@ -66,6 +66,7 @@ def test_laplace_is_scikit_learns_at_the_same_kernel():
     assert_allclose(ours.predict_proba(NEW), theirs.predict_proba(NEW), atol=1e-2)
 
 
+@pytest.mark.extended
 def test_laplaces_kernel_is_scikit_learns():
     """43 rows, which are padded to 48 with rows of weight 0."""
     kernel = ConstantKernel(1.0, (1e-4, 1e4)) * TheirRBF(1.0, (1e-4, 1e4))
@@ -83,6 +84,7 @@ def test_classes_by_sites_raise_the_bound():
     assert_allclose((draws == "low").mean(axis=0), chosen.predict_proba(NEW)[:, 1], atol=0.05)
 
 
+@pytest.mark.extended
 def test_more_classes_and_weights():
     x, y = datasets.load_iris(return_X_y=True)
     x, y = x[::4], y[::4]

@@ -36,7 +36,7 @@ def standardized(load):
     return StandardScaler().fit_transform(X), y
 
 
-@pytest.mark.sampled("estimator0")
+@pytest.mark.extended
 @pytest.mark.parametrize("estimator", [LogisticRegression(max_iter=1), PoissonRegression(max_iter=1)])
 def test_a_fit_that_its_iterations_end_says_so(estimator):
     X, y = standardized(load_iris)

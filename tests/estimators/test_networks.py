@@ -137,6 +137,7 @@ def test_other_recipes_learn(name):
     assert actual.sample_predictive(X[:2], 3).shape == (3, 2)
 
 
+@pytest.mark.extended
 def test_streams():
     stream = MLPClassifier((4,), samples=8, random_state=0)
     with pytest.raises(ValueError, match="needs classes="):
@@ -204,6 +205,7 @@ def test_single_precision(classifier):
     assert abs(actual.score(X, CLASSES) - classifier.score(X, CLASSES)) < 0.1
 
 
+@pytest.mark.extended
 def test_signs_and_their_probabilities():
     actual = BinaryMLPClassifier((16,), max_iter=100, samples=8, random_state=0).fit(X, CLASSES)
     assert isinstance(actual.posterior_, blr.Bernoulli)

@@ -153,7 +153,7 @@ def test_mixtures_have_scikit_learns_covariances(kind):
     np.testing.assert_allclose(again.means_, theirs.means_, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.sampled("spherical")
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["tied", "spherical"])
 def test_posteriors_with_shared_precisions_integrate_to_one(kind):
     """The predictive density of a posterior, by a grid, and the bound below the likelihood's maximum."""
@@ -250,6 +250,7 @@ def test_kernels_without_a_counterpart_say_so(name):
         GaussianProcessRegressor(kernels.RBF() + kernels.WhiteKernel(), noise=0.1).fit(X, SCORE)
 
 
+@pytest.mark.extended
 def test_factor_analysis_has_its_likelihoods_and_covariances():
     for model in (FactorAnalysis(2).fit(X), PPCA(2).fit(X)):
         assert model.loglike_[-1] == pytest.approx(model.score_samples(X).sum(), rel=1e-10)
@@ -257,6 +258,7 @@ def test_factor_analysis_has_its_likelihoods_and_covariances():
         np.testing.assert_allclose(model.get_covariance() @ model.get_precision(), np.eye(4), atol=1e-10)
 
 
+@pytest.mark.extended
 def test_verbose_prints_the_progress(capsys):
     LogisticRegression(**LAPLACE, verbose=True).fit(X, LABELS)
     with warnings.catch_warnings():

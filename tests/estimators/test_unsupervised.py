@@ -75,7 +75,7 @@ def same(one, other, **tolerance):
     assert_allclose(one.bound_, other.bound_, rtol=1e-10)
 
 
-@pytest.mark.sampled("diag")
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.parametrize("kind", ["full", "diag"])
 def test_em_takes_scikit_learn_s_steps(kind):

@@ -91,6 +91,7 @@ def test_it_is_a_maximum_of_the_bound(two_modes):
         assert curvature > 0
 
 
+@pytest.mark.extended
 def test_a_step_is_that_of_a_mixture_by_itself():
     """The same loss as a plain function of θ, whose components move by `step_components`."""
     start = mixture(means=(-0.4, 0.5), precision=2.0, weights=(1, 2))

@@ -228,6 +228,7 @@ def test_a_missing_entry_sends_no_message():
     assert_allclose(some.bound, rest.bound, rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_missing_entries_of_a_matrix():
     """Entry by entry in a factor that has a term for each; a row that is taken whole is there or not."""
     factor, blocks, _, _ = CASES["bilinear"]
@@ -453,6 +454,7 @@ def test_without_rows_the_posterior_is_the_prior(rule):
     assert result.loo().log_density.shape == (0,)
 
 
+@pytest.mark.extended
 def test_a_bound_without_a_prior_is_said_to_be_one_up_to_a_constant():
     start, data = blr.Gaussian(jnp.zeros(2), jnp.eye(2)), {"x": X, "y": TARGET}
     likelihood = factors.linear("y", {"w": "x"}, precision=4.0)

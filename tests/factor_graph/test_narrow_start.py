@@ -181,6 +181,7 @@ def test_narrowed_moves_what_it_has_to():
     assert_allclose(q["w"].mean, np.linalg.solve(expected, 2 / 3 * x[:40].T @ x[:40, 0]), atol=1e-12)
 
 
+@pytest.mark.extended
 def test_mini_batches_from_a_wide_prior():
     """E e^f is not finite there; from the narrower start the sites of mini-batches end at the optimum."""
     model, data = model_of("poisson_exp", 100.0, jnp.float64)

@@ -90,6 +90,7 @@ DENSITIES = {
 }
 
 
+@pytest.mark.sampled("poisson", "bernoulli", "normal\\u2013gamma", "fixed", "diagonal", "full")
 @pytest.mark.parametrize("name", DENSITIES)
 def test_density(name):
     q, theta, expected = DENSITIES[name]

@@ -234,6 +234,7 @@ def test_a_low_rank_gaussian_keeps_the_largest_directions():
     np.testing.assert_allclose(moved.diagonal, [0.0, 4.0, 1.0], atol=1e-12)
 
 
+@pytest.mark.extended
 def test_the_distance_of_a_product_keeps_its_digits():
     """In float32 λ·μ is 1e8 for means of 1e4, so that its differences say nothing of a step of 1e-2 deviations."""
     shift = 1 / 64  # exact in float32 beside 1e4

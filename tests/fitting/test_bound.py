@@ -345,6 +345,7 @@ def test_a_factor_at_draws_of_a_block_has_a_standard_error():
     assert abs(bound.value - truth) < 4 * bound.error < 8 * ERROR_GOAL
 
 
+@pytest.mark.extended
 def test_a_factor_on_a_grid_of_a_block_has_the_difference_of_two_grids():
     """The bound on a grid of twice the order, less that on the factor's own grid: both by NumPy's nodes."""
     prior, y = blr.Gaussian(jnp.zeros(1), 2 * jnp.eye(1)), jnp.asarray(COUNTS)

@@ -59,6 +59,7 @@ def test_every_family_and_kernel_can_be_named_in_a_file(kind):
     assert checkpoint._class_named(checkpoint._public_name(kind)) is kind
 
 
+@pytest.mark.extended
 def test_kernels_come_back_from_a_file(tmp_path):
     tree = kernels.RBF(1.0, jnp.array([2.0, 3.0])) + 0.5 * kernels.Matern32(1.0, 2.0) + kernels.Linear()
     blr.save(tmp_path / "kernel.npz", tree)

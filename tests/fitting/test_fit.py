@@ -559,6 +559,7 @@ def test_weighted_counts_carry_over_to_mini_batches():
     np.testing.assert_allclose([full_batch.q.mean, half.q.mean], -4.0, rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_the_bound_sees_the_aux_of_the_end():
     def loss(w, batch, aux, key):
         return (w - aux) ** 2 * jnp.ones(len(batch)), aux + 1.0

@@ -44,6 +44,7 @@ def test_in_float32():
         check(blr.newton())
 
 
+@pytest.mark.extended
 def test_by_other_rules_and_losses():
     rule = blr.von(0.5).replace(points=blr.Quadrature(8))
     with pytest.warns(UserWarning, match="improper"):

@@ -77,7 +77,7 @@ RULES = {
 }
 
 
-@pytest.mark.sampled("random points")
+@pytest.mark.extended
 @pytest.mark.parametrize("name", RULES)
 def test_steps_are_those_of_one_piece(name: str) -> None:
     rule, objective = RULES[name], logistic(len(X))

@@ -114,6 +114,7 @@ def test_many_data_sets_side_by_side():
         np.testing.assert_allclose(together.q.mean[k], single.q.mean, rtol=1e-9)
 
 
+@pytest.mark.extended
 @pytest.mark.filterwarnings("ignore:Some donated buffers")  # where the traced number is hidden in a function
 def test_inside_a_scan_and_refused_inside_a_trace():
     streamed, _ = jax.lax.scan(

@@ -57,6 +57,7 @@ def test_one_after_another_where_memory_is_short(monkeypatch, tmp_path):
     assert loaded[1:] == in_turn.starts[1:]
 
 
+@pytest.mark.extended
 def test_mini_batches_are_compared_by_their_last_epoch():
     x = jnp.asarray(np.random.default_rng(0).normal(size=40))
     objective = blr.Objective(lambda w, e: (w**2 - 1) ** 2 - 0.3 * w + 0.01 * e, size=40)

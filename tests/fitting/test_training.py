@@ -254,6 +254,7 @@ def test_families_leaf_by_leaf():
         rule.replace(points=blr.Each({"w": blr.Sign()})).init(start, OBJECTIVE)
 
 
+@pytest.mark.sampled("sgd")
 @pytest.mark.parametrize("name", ["adam", "vogn", "ivon", "sgd"])
 def test_a_bad_loss_or_gradient_never_enters_the_state(name):
     def loss(w, x):  # finite at w = 0, where its slope in the first entry is not

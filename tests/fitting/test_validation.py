@@ -156,6 +156,7 @@ def test_errors(options, says):
         fit(**options)
 
 
+@pytest.mark.extended
 def test_a_model_has_no_validation_loss():
     x = jnp.linspace(0.0, 1.0, 5)
     model = gp.regression(kernels.RBF(1.0, 0.5), x, 0.1)

@@ -48,6 +48,7 @@ def test_all_points_count_once(count):
     assert_allclose(log_densities(density, points), -found.value, rtol=1e-12)
 
 
+@pytest.mark.extended
 def test_a_point_outside_of_the_support_is_alone_with_it():
     """Its value is infinite and its derivatives are zero, and it spoils an average, which is what no step may take."""
     density = density_of(half)

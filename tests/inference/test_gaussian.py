@@ -141,6 +141,7 @@ def test_more_points_are_taken_where_the_error_asks_for_them():
     assert max(rich.mean_error, rich.width_error) <= 0.015
 
 
+@pytest.mark.extended
 def test_single_precision_says_converged_at_its_own_rounding():
     with jax.enable_x64(False):
         density = density_of(logistic, 1)

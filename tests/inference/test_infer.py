@@ -313,6 +313,7 @@ def funnel(x):
     return -0.5 * (x[0] / 3.0) ** 2 + jnp.sum(-0.5 * x[1:] ** 2 * jnp.exp(-x[0]) - 0.5 * x[0])
 
 
+@pytest.mark.extended
 def test_a_funnel_is_not_trusted_and_the_verdict_says_what_to_do():
     posterior = blr.infer(funnel, jnp.zeros(6), key=KEY)
     if posterior.trust == "trust":  # Then it must be as good as it says.
@@ -336,6 +337,7 @@ def test_single_precision():
     assert abs(posterior.log_evidence - CONSTRAINED["positive"][-1]) < 4 * posterior.log_evidence_error + 2e-3
 
 
+@pytest.mark.extended
 def test_progress_says_what_is_done():
     lines = []
     blr.infer(gamma, {"x": 1.0}, constraints={"x": "positive"}, key=KEY, starts=2, progress=lines.append)
@@ -378,6 +380,7 @@ def test_a_checkpoint_holds_the_gaussian_and_a_fit_goes_on_from_it(tmp_path):
     assert_allclose(again.gaussian_bound, whole.gaussian_bound, atol=1e-4)
 
 
+@pytest.mark.extended
 def test_a_fit_goes_on_from_a_mixture_at_its_heaviest_component():
     two = lambda x: jnp.logaddexp(jnp.log(0.3) - 0.5 * (x + 6.0) ** 2, jnp.log(0.7) - 0.5 * (x - 6.0) ** 2)
     posterior = blr.infer(two, jnp.zeros(()), key=KEY)

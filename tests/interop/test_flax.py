@@ -75,7 +75,7 @@ class Linen(linen.Module):
 MODES = {"train": {"train": True}, "evaluate": {"train": False}}
 
 
-@pytest.mark.sampled("float32-1e-06")
+@pytest.mark.extended
 @pytest.mark.parametrize(("dtype", "tolerance"), [(jnp.float64, 1e-12), (jnp.float32, 1e-6)])
 def test_linen_with_batch_norm_is_its_own_training_loop(dtype, tolerance):
     module, batches = Linen(dtype=dtype), mini_batches(dtype)
@@ -343,6 +343,7 @@ def test_parameters_behind_stop_gradient_are_named():
         blr.fit(blr.adam(0.01), objective, network.params, (X, Y), **options)
 
 
+@pytest.mark.extended
 def test_two_inputs_and_a_wrong_output():
     class Both(nnx.Module):
         def __init__(self, rngs):

@@ -328,6 +328,7 @@ def looks_at_data(counts):
     numpyro.sample("y", dist.Normal(rates[counts], 1.0), obs=jnp.ones(len(counts)))
 
 
+@pytest.mark.extended
 def test_a_model_may_look_at_its_data():
     """Every group of n ones has the posterior N(n/(n + 1), 1/(n + 1))."""
     posterior = bridge.fit(looks_at_data, (np.array([0, 1, 1, 2, 2, 2]),), key=KEY)
@@ -362,6 +363,7 @@ def automatic():
     return bridge.fit(schools, SCHOOLS, key=KEY, reparam="auto")
 
 
+@pytest.mark.extended
 def test_the_centring_is_chosen_and_then_trusted(automatic):
     """Means within 0.1 and standard deviations within 10 % of posteriordb's: what "trust" promises."""
     assert automatic.decentred == ("theta",)

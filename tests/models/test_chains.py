@@ -206,6 +206,7 @@ def dense_log_likelihood(system, y, noise):
     return -0.5 * (far + np.linalg.slogdet(cov)[1] + there.sum() * np.log(2 * np.pi))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("noise", [1e-3, np.array([1e-3, 0.5, 1.0, 2.0, 0.1])])
 def test_a_vague_prior_leaves_the_noise_as_it_is(noise):
     y = np.array([0.3, -0.2, np.nan, 0.8, 1.1])

@@ -132,6 +132,7 @@ def collapsed(kernel, places, x, y):
     return evidence - 0.5 * (np.sum(np.asarray(kernel.diagonal(x))) - np.trace(explained)) / NOISE
 
 
+@pytest.mark.extended
 def test_one_sparse_step_gives_the_collapsed_bound():
     places, data = np.linspace(0, 6, 7), {"x": X, "y": Y}
     result = blr.fit(blr.conjugate(), sparse(RBF(), places, GAUSSIAN), None, data, steps=1)

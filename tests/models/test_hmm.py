@@ -305,6 +305,7 @@ def test_any_log_likelihood_by_newton_s_m_step():
     assert_allclose(value, result.bound, rtol=1e-10)
 
 
+@pytest.mark.extended
 def test_a_known_chain_stays():
     y = observed("poisson")[..., 0]
     known = jnp.array([1.0, 0.0]), jnp.array([[0.5, 0.5], [0.0, 1.0]])  # one way only

@@ -75,6 +75,7 @@ def test_short_steps_in_float32_have_the_noise_of_float64():
     assert_allclose(single, exact, rtol=1e-6)
 
 
+@pytest.mark.sampled("Matern52", "Periodic")
 @pytest.mark.parametrize("kernel", [RBF, Matern12, Matern32, Matern52, Periodic], ids=lambda kernel: kernel.__name__)
 def test_derivatives_where_inputs_meet(kernel):
     """By differences, with an input that comes twice; distances of zero have no infinite slopes."""

@@ -73,6 +73,7 @@ def test_published_minimisers():
         assert len(set(distances.argmin(axis=1))) == len(points)
 
 
+@pytest.mark.extended
 @each
 def test_minima_are_stationary_and_curve_upwards(landscape):
     x = jnp.asarray(landscape.minima)
@@ -116,6 +117,14 @@ def test_peak_ratio_counts_the_minima_found(landscape):
     assert landscape.peak_ratio(np.full((1, landscape.low.size), np.nan)) == 0
 
 
+@pytest.mark.sampled(
+    "1e-05-equal maxima",
+    "1e-05-uneven decreasing maxima",
+    "1e-05-Shubert 2-D",
+    "1e-05-Vincent 1-D",
+    "1e-05-Vincent 2-D",
+    "1e-05-modified Rastrigin",
+)
 @each
 @pytest.mark.parametrize("accuracy", [1e-4, 1e-5])
 def test_peak_ratio_is_the_benchmark_s_count(landscape, accuracy):

@@ -35,7 +35,7 @@ def predictions(model):
     return np.stack(model.predict(NEW, return_std=True))
 
 
-@pytest.mark.sampled("counts")
+@pytest.mark.extended
 @pytest.mark.parametrize("name", MODELS)
 def test_the_posterior_is_that_of_all_columns(name, monkeypatch):
     model, y = MODELS[name]

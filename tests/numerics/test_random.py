@@ -375,6 +375,7 @@ def test_a_key_is_consumed_once():
 # ---- Memory ----
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("shape", [(1_000_000,), (1000, 1000), (10, 100, 1000)])
 def test_noise_is_fused_into_what_uses_it(shape):
     m, s = jnp.zeros(shape, F32), jnp.ones(shape, F32)

@@ -244,6 +244,7 @@ def test_a_search_with_data_and_a_prior():
         np.testing.assert_allclose(slope, 0.0, atol=1e-9)
 
 
+@pytest.mark.extended
 def test_starts_may_be_given():
     starts = jnp.concatenate([MINIMA + 0.1, MINIMA - 0.1])
     precisions = jnp.broadcast_to(9 * jnp.eye(2), (8, 2, 2))

@@ -76,6 +76,7 @@ def test_mixture_of_gaussians():
     assert_allclose(q["z"].probabilities, state["z"]["probabilities"], atol=1e-9)
 
 
+@pytest.mark.extended
 def test_mixture_converges_to_the_published_bound():
     """REFERENCE: ELBO −354.19739, counts 51, 45.77934, 56.22066."""
     model, start, data = iris()

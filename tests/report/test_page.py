@@ -247,6 +247,7 @@ def test_constant_predictions_and_no_spread():
     read(run)
 
 
+@pytest.mark.extended
 def test_large_runs_make_small_pages():
     run = runs.regression(100_000)
     names = [f"feature {place}" for place in range(1000)]

@@ -118,7 +118,6 @@ SCALED = {
 }
 
 
-@pytest.mark.sampled("adam", "ogn", "ogn without average", "ivon", "a root and a first divisor")
 @pytest.mark.parametrize("name", SCALED)
 def test_the_formula_is_the_arithmetic(name):
     """Three steps of each rule, with a prior, beside the printed formulas."""

@@ -212,6 +212,7 @@ def test_parameters_are_any_pytree(kind):
         assert after.size == 0 or np.any(before != after)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("algorithm", ["fixed", "full"])
 @pytest.mark.parametrize("kind", ["dict", "an empty leaf"])
 def test_other_families_take_pytrees_too(algorithm, kind):
@@ -356,6 +357,7 @@ def test_a_rule_prints_its_derivation(row):
 # The regularizer.
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("points", [blr.MonteCarlo(1), blr.Quadrature(3), blr.Delta()], ids=repr)
 def test_the_regularizer_is_never_sampled(points):
     """Its gradient and Hessian are exact at m, whatever the points; with no data nothing else moves q."""
@@ -427,6 +429,7 @@ SAME = {
 }
 
 
+@pytest.mark.extended
 @pytest.mark.as_users
 @pytest.mark.parametrize("case", SAME)
 def test_the_same_trajectory_as_optax(case):

@@ -74,6 +74,7 @@ def test_an_interrupted_run_ends_as_if_it_were_not(tmp_path, monkeypatch):
     jax.tree.map(np.testing.assert_array_equal, resumed.estimator.posterior_, uninterrupted.estimator.posterior_)
 
 
+@pytest.mark.sampled("good")
 @pytest.mark.parametrize("target", ["good", "score"])
 def test_a_network_is_watched(target, monkeypatch):
     """A long fit shows its held-out NLL; a tempered posterior has no bound on the evidence to show."""
@@ -354,6 +355,7 @@ def test_new_rows_are_read_as_training_rows_were(tmp_path):
     assert "1 value of 'zip' did not occur in training" in shown.stderr
 
 
+@pytest.mark.extended
 def test_what_is_not_ours_is_left_alone(tmp_path):
     (tmp_path / "data.csv").write_text("x,y\n" + "".join(f"{i % 7},{i % 5 / 3}\n" for i in range(40)))
     for name in ("run.partial", "run.old"):

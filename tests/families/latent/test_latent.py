@@ -100,6 +100,7 @@ def test_derivatives_of_the_density(q):
     close(mine[1], known[1])
 
 
+@pytest.mark.extended
 @BOTH
 def test_samples(q):
     draws = 40_000

@@ -225,6 +225,7 @@ def test_fixed_weights_stay():
     assert jnp.max(jnp.abs(state.q.components.mean - q.components.mean)) > 1e-3
 
 
+@pytest.mark.extended
 def test_a_mixture_of_signs():
     """Any minimal exponential family: Bernoulli components, every expectation by enumeration."""
     q = blr.Mixture([0.3, 0.7], [blr.Bernoulli(jnp.array([0.2, -0.5])), blr.Bernoulli(jnp.array([-0.8, 0.4]))])
