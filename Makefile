@@ -17,12 +17,12 @@ test test-all: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
 test test-all: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
 test test-all: export JAX_PLATFORMS := cpu
 # XLA optimises less and emits each program as one piece, which saves half of the time and most of the memory.
-QUICK := --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
+test test-all: export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 
 # What must hold after every change, and one file of it as XLA compiles by default; `make test XLA_FLAGS=` runs all so.
 test: $(VENV)/dev.stamp
 	@mkdir -p $(JAX_COMPILATION_CACHE_DIR)
-	XLA_FLAGS="$${XLA_FLAGS-$(QUICK)}" $(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 ifeq ($(ARGS),)
 	XLA_FLAGS= $(BIN)/python -m pytest -m "as_users and not extended" tests/reference/test_glm.py
 endif
@@ -32,7 +32,7 @@ PART ?= $(shell $(BIN)/python tests/parts.py)
 test-all: $(VENV)/dev.stamp
 	@mkdir -p $(JAX_COMPILATION_CACHE_DIR)
 	@for part in $(PART); do \
-		mark= flags="$${XLA_FLAGS-$(QUICK)}"; \
+		mark= flags="$$XLA_FLAGS"; \
 		if [ $$part = as_users ]; then mark=as_users flags=; fi; \
 		printf '\n\n== The part %s ==\n' $$part; \
 		paths=$$($(BIN)/python tests/parts.py $$part) || exit 2; \

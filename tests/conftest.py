@@ -153,21 +153,22 @@ def pytest_runtest_logstart(nodeid):
 def pytest_runtest_makereport(item, call):
     report = yield
     if call.when == "teardown":
-        report.user_properties.append(("processor seconds", processor_seconds() - started.pop(item.nodeid)))
+        seconds = processor_seconds() - started.pop(item.nodeid)
+        is_slow = seconds > SLOW and item.get_closest_marker("extended") is None
+        report.user_properties.append(("cost", (seconds, is_slow)))
     return report
 
 
 def pytest_runtest_logreport(report):
     if report.when == "teardown":
-        costs[report.nodeid] = dict(report.user_properties).get("processor seconds", 0.0)
+        costs[report.nodeid] = dict(report.user_properties).get("cost", (0.0, False))
 
 
 def pytest_terminal_summary(terminalreporter):
     if len(costs) < SHOWN:
         return
-    terminalreporter.section(f"{len(costs)} tests took {sum(costs.values()):.0f} s of processor time; the slowest")
-    for nodeid, seconds in sorted(costs.items(), key=lambda cost: -cost[1])[:SHOWN]:
-        terminalreporter.line(f"{seconds:6.1f} s  {nodeid}{SLOW_NOTE if seconds > SLOW else ''}")
-
-
-SLOW_NOTE = f"  (above {SLOW:.0f} s: shorten it, or mark it as extended)"
+    total = sum(seconds for seconds, _ in costs.values())
+    terminalreporter.section(f"{len(costs)} tests took {total:.0f} s of processor time; the slowest")
+    for nodeid, (seconds, is_slow) in sorted(costs.items(), key=lambda cost: -cost[1][0])[:SHOWN]:
+        note = f"  (above {SLOW:.0f} s: shorten it, or mark it as extended)" if is_slow else ""
+        terminalreporter.line(f"{seconds:6.1f} s  {nodeid}{note}")

@@ -368,7 +368,7 @@ def last_error(path):
 
 def make_environment():
     """The variables of `make test`, of which those of the caller come first: one cache of programs for all faults."""
-    lines = re.findall(r"^test: export (\w+) [:?]?= ?(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    lines = re.findall(r"^test test-all: export (\w+) [:?]?= ?(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     found = {name: os.environ.get(name, value.replace("$(CURDIR)", str(ROOT))) for name, value in lines}
     Path(found["JAX_COMPILATION_CACHE_DIR"]).mkdir(parents=True, exist_ok=True)
     return found
