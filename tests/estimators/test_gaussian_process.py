@@ -32,7 +32,6 @@ def test_scikit_learn_checks_at_one_kernel(estimator, check):
     check(estimator)
 
 
-@pytest.mark.extended
 def test_regression_is_scikit_learns_at_the_same_kernel():
     noise = 0.3 * np.var(Y)
     ours = GaussianProcessRegressor(RBF(2.0, 1.5), noise=noise, optimizer=None).fit(X, Y)

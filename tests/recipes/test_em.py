@@ -125,7 +125,6 @@ def test_ppca_reaches_scikit_learn_s_optimum():
     assert_allclose(wide, -404.9694766, atol=1e-6)
 
 
-@pytest.mark.extended
 def test_factor_analysis_reaches_scikit_learn_s_optimum():
     random = np.random.default_rng(4)
     rows = (

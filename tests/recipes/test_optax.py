@@ -108,7 +108,7 @@ PAIRS = {
 }
 
 
-@pytest.mark.sampled("adamw, mask by a function", "adam, clipped")
+@pytest.mark.sampled("sgd, momentum", "rmsprop", "adam", "adamw, mask by a function", "adam, clipped")
 @pytest.mark.as_users
 @pytest.mark.parametrize("name", PAIRS)
 def test_same_trajectory(name):

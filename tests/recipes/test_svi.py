@@ -191,7 +191,6 @@ def topic_model(start):
     )
 
 
-@pytest.mark.extended
 def test_lda_takes_scikit_learn_s_variational_step():
     """Batch variational Bayes: with the documents settled, the topics are what scikit-learn's next iteration has."""
     counts, random = corpus()
