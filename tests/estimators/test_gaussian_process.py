@@ -140,7 +140,7 @@ def test_bad_settings(estimator, words):
 
 @pytest.mark.extended
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")  # scikit-learn's, at its bounds
-def test_on_diabetes_and_breast_cancer():
+def test_on_diabetes_and_breast_cancer(compiled_as_users):
     x, y = datasets.load_diabetes(return_X_y=True)
     x, new, y, wanted = x[:300], x[300:], y[:300], y[300:]
     unit = x.std(0)

@@ -29,7 +29,7 @@ WITHOUT_A_FIT = {
     "check_valid_tag_types",
 }
 # Fits of these run longer than they compile, with XLA's optimiser off.
-LONG_RUNS = ("LatentDirichletAllocation", "MLPClassifier", "MLPRegressor")
+LONG_RUNS = ("GaussianProcessClassifier", "LatentDirichletAllocation", "MLPClassifier", "MLPRegressor")
 
 
 def cases(estimators, first_tier):

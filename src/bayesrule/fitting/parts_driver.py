@@ -34,13 +34,14 @@ from ..objectives.base import AbstractObjective
 from ..objectives.batched import Batched
 from ..objectives.batches import Weighted
 from ..objectives.objective import Objective
+from ..points.quadrature import Enumeration
 from ..rule.by_block import measure_shared, step_shared
 from ..rule.rule import Rule
 from ..rule.state import Info, State
 from ..rule.update import guard_of, loss_of, measure
 from ..steps.guards import NoGuard, Shortened
 from ..steps.sweep import Sweep
-from .bound import Bound
+from .bound import Bound, judging_points_of
 from .coarse_points import AtFinerPoints, finer_pieces
 from .driver import Driver
 from .loader import Loader
@@ -297,9 +298,17 @@ class PartsDriver(Driver):
         if finer is not None:
             fine, own = (self._bound_at(rule, state, key) for rule in (finer[0], self.rule))
             return Bound(fine, abs(fine - own))
-        if not points.random:
-            return Bound(self._bound_at(self.rule, state, key), None if points.delta else 0.0)
-        values = np.array([self._bound_at(self.rule, state, one) for one in jax.random.split(key, _BOUND_KEYS)])
+        rule = self.rule
+        if not (points.random or points.delta or points.exact or isinstance(points, Enumeration)):
+            # Fixed points, at which the fit has made the bound large, say nothing about their own error.
+            judges = judging_points_of(points, self.objective, state.q, self.data)
+            rule = rule.replace(points=judges.fine)
+            if judges.coarse is not None:
+                fine = self._bound_at(rule, state, key)
+                return Bound(fine, abs(fine - self._bound_at(rule.replace(points=judges.coarse), state, key)))
+        if not rule.points.random:
+            return Bound(self._bound_at(rule, state, key), None if points.delta else 0.0)
+        values = np.array([self._bound_at(rule, state, one) for one in jax.random.split(key, _BOUND_KEYS)])
         return Bound(float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(_BOUND_KEYS)))
 
     def _bound_at(self, rule: Rule, state: State, key: Key) -> float:
