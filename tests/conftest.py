@@ -91,7 +91,7 @@ def pytest_runtest_teardown(item, nextitem):
 # The first tier takes a sample of large grids, and not the examples of these folders, which take long.
 LONG_EXAMPLES = tuple(
     Path(bayesrule.__file__).parent / folder
-    for folder in ("families", "curvature", "factor_graph", "models", "estimators", "interop")
+    for folder in ("families", "curvature", "factor_graph", "estimators", "interop")
 )
 
 
