@@ -229,6 +229,7 @@ def test_a_missing_entry_sends_no_message():
 
 
 @pytest.mark.extended
+@pytest.mark.extended
 def test_missing_entries_of_a_matrix():
     """Entry by entry in a factor that has a term for each; a row that is taken whole is there or not."""
     factor, blocks, _, _ = CASES["bilinear"]

@@ -151,6 +151,7 @@ def test_topics_are_those_of_one_piece_where_documents_converge() -> None:
     assert largest_difference(parts.q["topics"], whole.q["topics"]) < 1e-9
 
 
+@pytest.mark.extended
 def test_sites_stay_with_their_parts() -> None:
     """λ is the prior's message plus the sum of the rows' sites, and these are what sites in one piece are."""
     start, prior = blr.Gaussian(jnp.zeros(3), jnp.eye(3)), blr.Gaussian(jnp.zeros(3), 2.0 * jnp.eye(3))

@@ -207,6 +207,7 @@ def test_nuts_of_a_model_with_discrete_sites_starts_from_here(fitted):
     assert abs(np.mean(sampler.get_samples()["low"]) + 2.0) < 0.6
 
 
+@pytest.mark.extended
 def test_what_is_not_there_says_so():
     """One discrete site for all rows, or a chain of them: rows have no likelihood of their own."""
     shared = bridge.fit(one_for_all, (Y,), key=KEY)

@@ -137,6 +137,7 @@ def test_many_classes_have_a_precision_for_each(subtests, monkeypatch, compiled_
         assert isinstance(updated.posterior_, blr.BlockDiagonalGaussian)
 
 
+@pytest.mark.extended
 def test_by_class_with_separable_classes_and_a_class_without_weight():
     x = np.repeat(np.eye(5), 4, axis=0) * 10
     y = np.repeat(np.arange(5), 4)

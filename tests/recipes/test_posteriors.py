@@ -7,6 +7,7 @@ import pytest
 
 import bayesrule as blr
 from bayesrule.points.base import Points, PointSet
+from cases import regression
 
 
 def test_variational_ogn_at_the_mean_is_ogn():
@@ -213,3 +214,19 @@ def test_a_curvature_for_each_entry():
     np.testing.assert_allclose(blr.slang(0.1, curvature=entries).init(start, objective).q.diagonal, [5.0, 9.0, 13.0])
     with pytest.raises(ValueError, match="relative=False"):
         blr.vogn(0.1, curvature=entries)
+
+
+def test_a_decay_may_be_a_schedule():
+    """A step forgets 1 − β of the precision, with β at its own count."""
+    problem = regression()
+
+    def stepped(decay, state):
+        rule = blr.ogn(0.1, curvature=1.0, decay=decay)
+        return jax.jit(lambda state: rule.step(problem.objective, state, problem.data)[0])(state)
+
+    start = blr.ogn(0.1, curvature=1.0).init(problem.start, problem.objective)
+    expected = stepped(0.5, stepped(0.9, start))
+    schedule = lambda count: jnp.where(count == 0, 0.9, 0.5)
+    actual = stepped(schedule, stepped(schedule, start))
+    np.testing.assert_allclose(actual.q.precision, expected.q.precision, rtol=1e-12)
+    np.testing.assert_allclose(actual.q.mean, expected.q.mean, rtol=1e-12)

@@ -75,6 +75,7 @@ def test_an_interrupted_run_ends_as_if_it_were_not(tmp_path, monkeypatch):
 
 
 @pytest.mark.sampled("good")
+@pytest.mark.sampled("good")
 @pytest.mark.parametrize("target", ["good", "score"])
 def test_a_network_is_watched(target, monkeypatch):
     """A long fit shows its held-out NLL; a tempered posterior has no bound on the evidence to show."""
