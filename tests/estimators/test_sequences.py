@@ -230,8 +230,10 @@ def test_padding_changes_nothing_and_saves_compilation(fitted, monkeypatch):
     assert_allclose(short.bound_, bare.bound_, rtol=1e-9)
 
 
+# The state space creeps: it is not at its optimum after 5000 sweeps, and the warning says so.
+@pytest.mark.filterwarnings("ignore:LinearGaussianStateSpace did not converge:sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.extended
-@pytest.mark.parametrize("name", ["poisson", pytest.param("space", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("name", ["poisson", "space"])
 def test_a_posterior_widens_predictions(name, fitted):
     estimator, rows = FITTED[name]
     rows = rows.copy()
