@@ -16,6 +16,8 @@ demo: $(VENV)/core.stamp
 test test-all: export JAX_COMPILATION_CACHE_DIR := $(CURDIR)/.cache/jax
 test test-all: export JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS := 0.1
 test test-all: export JAX_PLATFORMS := cpu
+# Every process that a test starts would compile the whole source again.
+unexport PYTHONDONTWRITEBYTECODE
 # XLA optimises less and emits each program as one piece, which saves half of the time and most of the memory.
 test test-all: export XLA_FLAGS ?= --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 
