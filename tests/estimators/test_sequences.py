@@ -160,7 +160,7 @@ def test_steps_that_are_missing_in_part(method):
     assert abs(model.score(whole) - total) > 1
 
 
-@pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")  # by hmmlearn, with NumPy 2.5
+@pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")  # hmmlearn
 def test_baum_and_welch_s_steps_are_hmmlearn_s():
     class Watch:
         def fit(self, rule, objective, start, data=None, **options):
