@@ -41,7 +41,7 @@ def test_named(letter):
 
 def run(tmp_path, text, *arguments):
     """Run pytest on a file of tests beside the suite's own conftest.py."""
-    (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text("utf-8"))
+    (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text("utf-8"))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  sampled\n  extended\n")
     (tmp_path / "test_grid.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-q", *arguments, "test_grid.py"]
