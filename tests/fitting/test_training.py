@@ -313,7 +313,7 @@ def test_the_precision_goes_with_the_temperature(name):
     cooling = lambda t: jnp.where(t < 1, 1.0, 0.1)
     recipe = {"vogn": blr.vogn, "ivon": blr.ivon, "slang": blr.slang, "kronecker": blr.vogn}[name]
     options = {"relative": False} if name == "kronecker" else {}
-    rule = recipe(1e-3, decay=1 - 1e-9, averaging=0, temperature=cooling, **options)
+    rule = recipe(1e-3, curvature=1.0, decay=1 - 1e-9, averaging=0, temperature=cooling, **options)
     if name == "kronecker":
         rule = rule.replace(family=blr.KroneckerGaussian)
     state, step = rule.init(PARAMS, OBJECTIVE), jax.jit(rule.step)

@@ -42,7 +42,8 @@ class WarmUp(Planned):
         """τ after `count` of `horizon` steps."""
         if horizon is None:
             return 1.0
-        taken = jnp.minimum(jnp.asarray(count, float) / (self.fraction * horizon), 1.0)
+        steps = jnp.maximum(horizon, 1)  # A plan of no steps at all is at its start.
+        taken = jnp.minimum(jnp.asarray(count, float) / (self.fraction * steps), 1.0)
         return self.start + (1 - self.start) * taken
 
     def __repr__(self) -> str:
