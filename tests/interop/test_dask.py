@@ -240,39 +240,47 @@ def test_what_a_worker_cannot_import(client):
         del sys.modules["only_here"]
 
 
-def kill_a_worker(client, place=0):
+def kill_a_worker(client, place):
     pids = sorted(client.run(os.getpid).values())
     os.kill(pids[place], signal.SIGKILL)
 
 
-def fit_with_a_lost_worker(client, at_step, delay, place):
-    """A fit on persisted partitions, one of whose workers is killed so many seconds after a step."""
-    with client.as_current():
+def fit_with_a_lost_worker(at_step, delay, place):
+    """A fit on persisted partitions, one of whose workers is killed so many seconds after a step.
+
+    The cluster is its own: Dask now and then does not start a worker again that was killed twice in a short time.
+    """
+    with two_workers() as client, client.as_current():
         collections = client.persist([da.from_array(X, chunks=(25, 3)), da.from_array(Y, chunks=25)])
+        timer = threading.Timer(delay, kill_a_worker, (client, place))
 
         def look(result):
             if result.steps == at_step:
-                threading.Timer(delay, kill_a_worker, (client, place)).start()
+                timer.start()
 
         result = fit_to(DaskParts(tuple(collections)), on_step=look, every=1)
-    client.wait_for_workers(2)
+        timer.join()
     return result
 
 
-def test_a_lost_worker(client):
-    with client.as_current():
-        undisturbed = fit_to(DaskParts((da.from_array(X, chunks=(25, 3)), da.from_array(Y, chunks=25))))
-    result = fit_with_a_lost_worker(client, 2, 0.01, 0)
-    for a, b in zip(jax.tree.leaves(result.q), jax.tree.leaves(undisturbed.q), strict=True):
+@pytest.fixture(scope="module")
+def undisturbed():
+    with two_workers() as client, client.as_current():
+        return fit_to(DaskParts((da.from_array(X, chunks=(25, 3)), da.from_array(Y, chunks=25)))).q
+
+
+def assert_equal(q, other):
+    for a, b in zip(jax.tree.leaves(q), jax.tree.leaves(other), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+def test_a_lost_worker(undisturbed):
+    assert_equal(fit_with_a_lost_worker(2, 0.01, 0).q, undisturbed)
 
 
 @pytest.mark.extended
 @pytest.mark.parametrize("run", range(10))
-def test_ten_lost_workers(client, run):
-    with client.as_current():
-        undisturbed = fit_to(DaskParts((da.from_array(X, chunks=(25, 3)), da.from_array(Y, chunks=25))))
+def test_ten_lost_workers(undisturbed, run):
     random = np.random.default_rng(run)
-    result = fit_with_a_lost_worker(client, int(random.integers(1, 4)), random.uniform(0, 0.05), run % 2)
-    for a, b in zip(jax.tree.leaves(result.q), jax.tree.leaves(undisturbed.q), strict=True):
-        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+    at_step, delay = int(random.integers(1, 4)), random.uniform(0, 0.05)
+    assert_equal(fit_with_a_lost_worker(at_step, delay, run % 2).q, undisturbed)
