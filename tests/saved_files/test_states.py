@@ -22,13 +22,15 @@ FIELDS = [
     "horizon",
 ]
 
+YOUNGER: set[str] = set()  # Recipes and families that came after these files, of which there are none.
+
 
 def load(saved, name):
     return blr.load(saved / "states" / f"{name}.npz", KINDS[name].like())
 
 
 def test_every_recipe_has_a_file():
-    assert {name.split(",")[0] for name in KINDS} >= set(RECIPES)
+    assert {name.split(",")[0] for name in KINDS} >= set(RECIPES) - YOUNGER
     assert EXPECTED["states"].keys() == KINDS.keys()
 
 
@@ -83,7 +85,8 @@ def test_a_rule_goes_on_from_a_saved_state(saved, name):
 
 def test_every_family_is_in_a_file():
     named = {name.split(",")[0] for name in POSTERIORS}
-    assert named >= public_subclasses(blr.Family) - {"ExponentialFamily", "Peak"}  # Peak is another name of PointMass
+    # Peak is another name of PointMass.
+    assert named >= public_subclasses(blr.Family) - {"ExponentialFamily", "Peak"} - YOUNGER
     assert named >= {name for name in checkpoint._OTHERS if name.endswith(("Wishart", "Gamma"))}
 
 
