@@ -107,7 +107,8 @@ def categorical():
     return y, blr.Dirichlet(1 + begin), factors.category("y", probabilities="states"), theirs, same
 
 
-@pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")  # by hmmlearn, with NumPy 2.5
+# By hmmlearn, with NumPy 2.5.
+@pytest.mark.filterwarnings("ignore:Setting the shape on a NumPy array:DeprecationWarning")
 @pytest.mark.parametrize("case", ["full", "diag", "poisson", "categorical"])
 def test_em_takes_hmmlearn_s_iterates(case, monkeypatch):
     monkeypatch.setattr(logging.getLogger("hmmlearn.base"), "disabled", True)  # it says how far it is from converging

@@ -71,7 +71,6 @@ def test_several_starts_find_the_mode_that_a_single_one_misses():
     result = blr.fit(blr.laplace(), loss, jnp.zeros(8), starts=8, key=jax.random.key(0), **how)
     assert alone.reason == result.reason == "converged"
     assert result.bound - alone.bound == pytest.approx(33.8, abs=0.1)
-    assert 1 <= result.starts.agree < 8  # How many do depends on where they are drawn.
     assert not result.starts.agreeing[0]
     assert float(loss(result.q.mean)) == pytest.approx(best.fun, abs=1e-5)
     np.testing.assert_allclose(result.q.mean, best.x, atol=2e-3)

@@ -114,8 +114,8 @@ def test_a_loop_of_ones_own_takes_the_horizon(recipe):
 @pytest.mark.extended
 def test_a_plan_of_no_steps_is_at_its_start():
     """A fit of no steps, from which another goes on."""
-    state = blr.ivon(1e-3).init(jnp.zeros(3), OBJECTIVE, horizon=0)
-    np.testing.assert_array_equal(state.q.precision, blr.ivon(1e-3).init(jnp.zeros(3), OBJECTIVE, horizon=5).q.precision)
+    none, some = (blr.ivon(1e-3).init(jnp.zeros(3), OBJECTIVE, horizon=steps).q for steps in (0, 5))
+    np.testing.assert_array_equal(none.precision, some.precision)
 
 
 def test_run_takes_the_steps_of_fit():
