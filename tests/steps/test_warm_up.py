@@ -111,13 +111,13 @@ def test_a_loop_of_ones_own_takes_the_horizon(recipe):
     assert step._cache_size() == 1
 
 
-@pytest.mark.extended
 def test_a_plan_of_no_steps_is_at_its_start():
     """A fit of no steps, from which another goes on."""
     none, some = (blr.ivon(1e-3).init(jnp.zeros(3), OBJECTIVE, horizon=steps).q for steps in (0, 5))
     np.testing.assert_array_equal(none.precision, some.precision)
 
 
+@pytest.mark.extended
 def test_run_takes_the_steps_of_fit():
     rule = blr.vogn(1e-3)
     ran = blr.run(rule, OBJECTIVE, jnp.zeros(3), (X, Y), steps=STEPS, **OPTIONS)
