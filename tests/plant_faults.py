@@ -45,7 +45,7 @@ from faults import draw, is_real, possible_faults, top_folder
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "src/bayesrule"
 LIMITS = {"first": 60, "second": 90}  # seconds for a fault
-NOT_COPIED = (".git", ".venv", ".cache", ".pytest_cache", ".ruff_cache", "build", "dist", "run", "__pycache__")
+NOT_COPIED = (".git", ".venv", ".cache", ".pytest_cache", ".ruff_cache", "build", "dist", "run")  # Of the root.
 UNMEASURED = 2.0  # seconds that a test is thought to take of which nothing is known
 
 
@@ -242,10 +242,15 @@ class Copy:
     def __init__(self, folder, environment):
         self.folder, self.process, self.stopped = folder, None, False
         self.passing = set()  # tests that pass without a fault
-        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(*NOT_COPIED), symlinks=True)
+        left_out = lambda path, names: [
+            name for name in names if name == "__pycache__" or (Path(path) == ROOT and name in NOT_COPIED)
+        ]
+        shutil.copytree(ROOT, folder, ignore=left_out, symlinks=True)
         path = os.pathsep.join(str(folder / part) for part in ("src", "tests", "benchmarks"))
-        (folder / "temporary").mkdir()
-        self.environment = os.environ | environment | {"PYTHONPATH": path, "TMPDIR": str(folder / "temporary")}
+        # Beside the copy: the command line shows a path below the working directory as a relative one.
+        temporary = folder.with_name(f"{folder.name}-temporary")
+        temporary.mkdir()
+        self.environment = os.environ | environment | {"PYTHONPATH": path, "TMPDIR": str(temporary)}
 
     def write(self, file, content):
         path = self.folder / PACKAGE / file

@@ -81,7 +81,7 @@ def test_pictures_are_drawn(pictures):
         checked(picture)
 
 
-@pytest.mark.extended
+@pytest.mark.sampled("straight_through", "adam", "sgd", "conjugate", "bayesbinn", "newton", "von")
 @pytest.mark.parametrize("name", REST)
 def test_the_other_pictures_are_drawn(name):
     checked(draw_entry(ENTRIES[name]))

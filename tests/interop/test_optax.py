@@ -96,7 +96,10 @@ VARIATIONAL = {
 }
 
 
-@pytest.mark.sampled("straight_through-20")
+@pytest.mark.sampled(
+    *("ivon, one sample after another-None", "ivon, annealed-20", "Vadam-20", "dropout-20", "straight_through-20"),
+    "bayesbinn-None",
+)
 @pytest.mark.parametrize("batch_size", [None, BATCH])
 @pytest.mark.parametrize("name", VARIATIONAL)
 def test_same_trajectory_as_step_with_the_same_noise(name, batch_size):
