@@ -216,6 +216,7 @@ def test_a_family_of_four_methods_gets_the_rest():
     ("build", "says"),
     [
         (lambda: Gamma(2.0, -1.0), "rate must be above 0"),
+        (lambda: Gamma(-2.0, 1.0), "shape must be above 0"),
         (lambda: Gamma(jnp.ones(2), jnp.ones(3)), "do not broadcast"),
         (lambda: Dirichlet(1.0), "must be a vector"),
         (lambda: Wishart(5.0, jnp.ones((2, 3))), "must be a square matrix"),

@@ -14,7 +14,7 @@ from bayesrule.metrics import ece, nll
 from bayesrule.runs import store
 from bayesrule.runs.preprocess import Preprocessing
 from bayesrule.runs.redraw import redraw
-from bayesrule.runs.train import train
+from bayesrule.runs.train import PreparedRows, fit_rows, train
 from bayesrule.tables.tables import Column, Table
 
 WEIGHTS = np.array([2.0, 0.5, -1.0, 0.3])
@@ -285,3 +285,23 @@ def test_an_interval_has_the_moments_of_the_mixture_of_a_linear_model():
         stats.t.ppf(0.95, run.estimator.degrees_of_freedom_, ahead["prediction"], ahead["std"]),
         rtol=1e-9,
     )
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_model_that_asks_for_it_is_fitted_again_to_new_draws(missing):
+    rng = np.random.default_rng(0)
+    x = standard_inputs(rng, 60, 0.5)
+    y = x[:, 0] + 0.1 * rng.normal(size=60)
+    rows = table(np.concatenate([without(x[:20], (0,)), x[20:]]) if missing else x)
+    preprocessing, training = Preprocessing.fit(rows, list("abcd"), y[:, None], 0, 4)
+    fitted = []
+    model = SimpleNamespace(
+        refits_with_missing_inputs=2,
+        fit=lambda x, y, **weights: fitted.append(np.array(x)),
+        predict=lambda x, return_std: (x[:, 0], np.full(len(x), 0.1)),
+    )
+    prepared = PreparedRows(model, preprocessing, training, preprocessing.inputs(rows), y)
+    fit_rows(prepared, {"seed": 0, "params": {}})
+    assert len(fitted) == (3 if missing else 1)
+    assert np.array_equal(prepared.training.x, fitted[-1])
+    assert not missing or not np.array_equal(fitted[0], fitted[-1])
