@@ -1,4 +1,4 @@
-"""One step of SGD, Adam and IVON on 10⁷ (and 10⁵) float32 parameters, against optax and ivon-opt.
+"""One step of SGD, Adam, Vadam and IVON on 10⁷ (and 10⁵) float32 parameters, against optax and ivon-opt.
 
 The gradient is a fixed array, so that only the step is timed: optax gets it as an argument, ours through a loss with
 this derivative; `transformation(adam)` is our Adam in optax's place. Programs are jitted and their buffers donated; all
@@ -26,6 +26,7 @@ TARGETS = {
     ("sgd", "optax sgd"): 1.05,
     ("adam", "optax adam"): 1.05,
     ("transformation(adam)", "optax adam"): 1.05,
+    ("vadam", "optax adamw"): 3.0,
     ("ivon", "adam"): 4.0,
     ("ivon, scanned", "adam, scanned"): 4.0,
 }
@@ -118,10 +119,12 @@ def main(data: Path | None = None) -> None:
         own = {
             "sgd": ours(blr.sgd(0.1), count),
             "adam": ours(blr.adam(1e-3), count),
+            "vadam": ours(blr.vadam(1e-3, weight_decay=DECAY), count),
             "ivon": ours(blr.ivon(0.1), count, SIZE * DECAY),
         }
         runs = {name: pair[0] for name, pair in own.items()}
         runs |= {"optax sgd": optax_step(optax.sgd(0.1), count), "optax adam": optax_step(optax.adam(1e-3), count)}
+        runs["optax adamw"] = optax_step(optax.adamw(1e-3, weight_decay=DECAY), count)
         as_optax = bridge.transformation(blr.adam(1e-3), size=SIZE)
         runs["transformation(adam)"] = optax_step(as_optax, count)
         for name, rule, prior in (("adam", blr.adam(1e-3), None), ("ivon", blr.ivon(0.1), SIZE * DECAY)):

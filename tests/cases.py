@@ -152,6 +152,7 @@ FAMILIES: dict[str, FamilyCase] = {
 
 # Families that have no λ and μ of their own (or take a kernel, a chain or layers): the file that tests each.
 OTHER_FAMILIES = {
+    "SecondMomentGaussian": "recipes/test_vadam.py",
     "LowRankGaussian": "families/gaussian/test_low_rank.py",
     "KroneckerGaussian": "families/gaussian/test_kronecker.py",
     "BlockDiagonalGaussian": "families/gaussian/test_block_diagonal.py",
@@ -259,6 +260,7 @@ RECIPES: dict[str, RecipeCase] = {
     "rmsprop": RecipeCase(blr.rmsprop, regression),
     "adam": RecipeCase(blr.adam, regression),
     "adamw": RecipeCase(blr.adamw, _flat_regression),
+    "vadam": RecipeCase(blr.vadam, _flat_regression),
     "dropout": RecipeCase(lambda rate: blr.dropout(rate, 0.5), _units),
     "ogn": RecipeCase(blr.ogn, regression),
     "oggn": RecipeCase(blr.oggn, regression),

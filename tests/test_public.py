@@ -88,6 +88,7 @@ PUBLIC_MODULES = (
 # Names that the example of another one shows: mostly what that one returns.
 SHOWN_BY = {
     "ChosenPrior": "choose_prior",
+    "ChosenWidth": "choose_width",
     "LeaveOneOut": "leave_one_out",
     "Minimum": "multimodal",
     "PointMass": "Peak",

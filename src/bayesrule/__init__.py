@@ -62,6 +62,7 @@ _MODULES = {
     "fitting.minima": "Minimum",
     "fitting.predict": "predict",
     "fitting.choose_prior": "choose_prior ChosenPrior",
+    "fitting.choose_width": "choose_width ChosenWidth",
     "fitting.empirical_bayes": "empirical_bayes tuned matched",
     "inference.infer": "infer",
     "inference.posterior": "Posterior",
@@ -69,8 +70,8 @@ _MODULES = {
     "families": "FixedGaussian DiagonalGaussian Gaussian SharedGaussian LowRankGaussian KroneckerGaussian SpikeSlab "
     "Mixture StudentT SkewGaussian Bernoulli Categorical CategoricalChain Dirichlet Beta Gamma Wishart NormalGamma "
     "NormalWishart Poisson Product Peak PointMass GaussianProcess GaussianChain BandedGaussian StateSpace Family "
-    "BlockDiagonalGaussian ExponentialFamily",
-    "recipes": "sgd rmsprop adam adamw dropout ogn oggn vogn voggn ivon slang straight_through bayesbinn "
+    "BlockDiagonalGaussian SecondMomentGaussian ExponentialFamily",
+    "recipes": "sgd rmsprop adam adamw vadam dropout ogn oggn vogn voggn ivon slang straight_through bayesbinn "
     "gradient_descent newton von multimodal conjugate laplace em svi vmp ncvmp cvi exponential_weights table",
 }
 _PUBLIC_MODULES = ("estimators", "factors", "families", "metrics", "models", "recipes")

@@ -41,6 +41,7 @@ from .families import Peak as Peak
 from .families import PointMass as PointMass
 from .families import Poisson as Poisson
 from .families import Product as Product
+from .families import SecondMomentGaussian as SecondMomentGaussian
 from .families import SharedGaussian as SharedGaussian
 from .families import SkewGaussian as SkewGaussian
 from .families import SpikeSlab as SpikeSlab
@@ -50,6 +51,8 @@ from .families import Wishart as Wishart
 from .fitting.checkpointing import Checkpoint as Checkpoint
 from .fitting.choose_prior import ChosenPrior as ChosenPrior
 from .fitting.choose_prior import choose_prior as choose_prior
+from .fitting.choose_width import ChosenWidth as ChosenWidth
+from .fitting.choose_width import choose_width as choose_width
 from .fitting.empirical_bayes import empirical_bayes as empirical_bayes
 from .fitting.empirical_bayes import matched as matched
 from .fitting.empirical_bayes import tuned as tuned
@@ -108,6 +111,7 @@ from .recipes import slang as slang
 from .recipes import straight_through as straight_through
 from .recipes import svi as svi
 from .recipes import table as table
+from .recipes import vadam as vadam
 from .recipes import vmp as vmp
 from .recipes import voggn as voggn
 from .recipes import vogn as vogn

@@ -73,6 +73,7 @@ RULES = {
     "ivon": (blr.ivon(0.05, curvature=1.0, decay=0.99), {"regularizer": 2.0}),
     "ivon of two samples": (blr.ivon(0.05, curvature=1.0, decay=0.99, samples=2), {"regularizer": 2.0}),
     "ivon, measured": (blr.ivon(1e-3), {"regularizer": 2.0, "batch_size": 8}),
+    "vadam": (blr.vadam(0.01), {"batch_size": 8}),
     "straight through": (blr.straight_through(0.05), {}),
 }
 
@@ -104,8 +105,10 @@ def test_same_gradients_give_the_same_numbers_as_the_rule_itself(name):
     for p, expected in zip(params, state.q.params, strict=True):
         np.testing.assert_allclose(p.detach().numpy(), expected, rtol=1e-6, atol=1e-6)
     assert int(optimizer.state[params[0]]["step"]) == 100
-    if hasattr(state.q, "precision") and isinstance(state.q.precision, list):
+    if isinstance(state.q, blr.DiagonalGaussian):
         np.testing.assert_allclose(optimizer.state[params[0]]["precision"], state.q.precision[0], rtol=1e-5)
+    if isinstance(state.q, blr.SecondMomentGaussian):
+        np.testing.assert_allclose(optimizer.posterior.precision[0], state.q.precision[0], rtol=1e-5)
 
 
 PEERS = {

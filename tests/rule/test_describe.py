@@ -23,6 +23,7 @@ RECIPES = {
     "rmsprop": blr.rmsprop(0.1),
     "adam": blr.adam(0.1),
     "adamw": blr.adamw(0.1),
+    "vadam": blr.vadam(0.1),
     "sgd with a trace": blr.sgd(0.1, momentum=0.9),
     "nesterov": blr.sgd(0.1, momentum=0.9, nesterov=True),
     "dropout": blr.dropout(0.1),

@@ -12,6 +12,7 @@ from .gaussian.fixed import FixedGaussian
 from .gaussian.full import Gaussian
 from .gaussian.kronecker import KroneckerGaussian
 from .gaussian.low_rank import LowRankGaussian
+from .gaussian.second_moment import SecondMomentGaussian
 from .gaussian.shared import SharedGaussian
 from .latent.mixture import Mixture
 from .latent.skew_gaussian import SkewGaussian
@@ -50,6 +51,7 @@ __all__ = [
     "PointMass",
     "Poisson",
     "Product",
+    "SecondMomentGaussian",
     "SharedGaussian",
     "SitedGaussian",
     "SkewGaussian",

@@ -106,6 +106,10 @@ class Family(eqx.Module, metaclass=OwnPrecision):
     """The density and λ, as a formula for the printed derivation."""
     update: ClassVar[str] = "λ ← (1 − ρτ)λ − ρ ∇_μ E_q[ℓ̄ + τ log h]  (eq:bayes_learn_rule)"
     """The rule in the family's own coordinates, as a formula for the printed derivation."""
+    precision_formula: ClassVar[str] = ""
+    """How its precision is formed from Adam's v, for the printed derivation; empty where it is what the steps say."""
+    counts_examples: ClassVar[bool] = False
+    """Whether `moved` asks how many examples a step's batch has (`Step.examples`)."""
     needs: ClassVar[tuple[Need, ...]] = ()
     """What it needs of the other pieces of a rule."""
     elementwise: ClassVar[bool] = False
@@ -151,6 +155,17 @@ class Family(eqx.Module, metaclass=OwnPrecision):
     def with_params(self, params: PyTree) -> Self:
         """The member with other bare parameters; with None, one without them, for those who keep them elsewhere."""
         return eqx.tree_at(lambda q: q.params, self, params, is_leaf=lambda x: x is None)
+
+    def begun(self, objective: Any, temperature: Any) -> Self:
+        """The member that a training starts from, with what is known of the training; by default the member itself.
+
+        Called by `Start.start` for a start from bare parameters.
+
+        Args:
+            objective: the objective, or None.
+            temperature: τ of the first step.
+        """
+        return self
 
     # The distribution.
 

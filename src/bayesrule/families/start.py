@@ -134,7 +134,8 @@ class Start(eqx.Module):
         params = jax.tree.map(jnp.asarray if self.kind.keeps_half_precision else _widen, given)
         one_member = jax.tree.map(lambda x: x[0] if jnp.ndim(x) else x, params) if self.kind.is_mixture else params
         precision = self._initial_precision(one_member, objective, temperature)
-        return self.kind.around(params, precision, **self.hyperparameters, **dict(self.choices))
+        member = self.kind.around(params, precision, **self.hyperparameters, **dict(self.choices))
+        return member.begun(objective, temperature)
 
     @staticmethod
     def is_member(given: PyTree) -> bool:

@@ -26,7 +26,7 @@ import optax
 from jaxtyping import Array
 
 from ..families.base import Family
-from ..families.gaussian.diagonal import DiagonalGaussian
+from ..families.gaussian.diagonal import AbstractDiagonal, DiagonalGaussian
 from ..families.gaussian.fixed import FixedGaussian
 from ..numerics.frozen import path_of
 from ..numerics.pytree import PyTree
@@ -93,8 +93,8 @@ def transformation(
     `optax.apply_if_finite` around the transformation leaves such a step out.
 
     Args:
-        rule: An algorithm that works from gradients alone: `sgd`, `rmsprop`, `adam`, `adamw`, `ivon`, Vadam, `dropout`,
-            `straight_through`, `bayesbinn`.
+        rule: An algorithm that works from gradients alone: `sgd`, `rmsprop`, `adam`, `adamw`, `vadam`, `ivon`,
+            `dropout`, `straight_through`, `bayesbinn`.
         size: N, the number of training examples.
         regularizer: As for `Objective`: δ of the prior N(0, 1/δ), a dict, or a function.
         prior: A family as the prior, instead of `regularizer`.
@@ -194,7 +194,7 @@ def posterior(opt_state: PyTree, params: PyTree) -> Family:
     precision = jax.tree.map(infinite, params)
     for found in states:
         q = _with_params(found, params).q
-        if not (isinstance(q, DiagonalGaussian | FixedGaussian) and q.elementwise):
+        if not (isinstance(q, AbstractDiagonal | FixedGaussian) and q.elementwise):
             raise ValueError(
                 f"A {type(q).__name__} over a part of the parameters cannot be completed to a q over all of them: take "
                 "the state of that part alone."

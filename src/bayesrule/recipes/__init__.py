@@ -12,6 +12,7 @@ from .deep_learning import (
     sgd,
     slang,
     straight_through,
+    vadam,
     voggn,
     vogn,
 )
@@ -43,6 +44,7 @@ __all__ = [
     "straight_through",
     "svi",
     "table",
+    "vadam",
     "vmp",
     "voggn",
     "vogn",

@@ -21,6 +21,7 @@ from ..families.discrete import Bernoulli
 from ..families.gaussian.diagonal import DiagonalGaussian
 from ..families.gaussian.fixed import FixedGaussian
 from ..families.gaussian.low_rank import LowRankGaussian
+from ..families.gaussian.second_moment import SecondMomentGaussian
 from ..families.start import Start
 from ..points.base import Delta, Points
 from ..points.masks import Masks
@@ -173,6 +174,56 @@ def adamw(
     scaling = Scaling(damping, root=True, debias=True)
     steps = _steps(rate, decay, GradientAverage(averaging), scaling, weight_decay=WeightDecay(weight_decay, mask))
     return _adaptive(Delta(), SquaredGradient(), steps, Boundary(), name="adamw", section="4.2")
+
+
+def vadam(
+    rate: Rate,
+    *,
+    temperature: Number = 0.03,
+    samples: int = 1,
+    weight_decay: Number = 1e-4,
+    mask: Any = None,
+    averaging: Number = 0.9,
+    decay: Number = 0.999,
+    damping: Number = 1e-8,
+) -> Rule:
+    r"""Adam's steps at draws of q, $θ ∼ N(m, τ/(NM\hat v + δ))$: `adamw` with a posterior (section 4.2).
+
+    Gradients are taken at a draw, and all else is AdamW's, with its rates, schedules and weight decay: posterior and
+    preconditioner are two things. The squared gradient of a batch of M examples is M times smaller than that of its
+    examples on average, so that $NM\hat v$ estimates their sum over the data, the Gauss–Newton diagonal. It keeps no
+    array besides AdamW's. The loss has to be $−\log p$ of a whole example (a sum over the characters of a text, not
+    their mean), and a batch a small part of the data.
+
+    A prior of the objective enters the gradient and the divisor, as in `adam`, and is δ; it takes the place of the
+    weight decay (`weight_decay=0`). Without one δ is $1/\mathrm{mean}(θ_0^2)$ for each array of the parameters, 1 for
+    zeros: where the data say nothing, q is as wide at τ = 1 as the first weights were.
+
+    Published as Vadam is the form with Adam's own $N\hat v + δ$ as the precision, and δ in the divisor:
+    `adam(rate, damping="prior", initial_precision=…).replace(points=MonteCarlo(1))`.
+
+    Args:
+        rate: α, a number or a schedule.
+        temperature: τ. With so wide a prior a diagonal q is mostly noise at 1, and at 0.1 a deep network at a high rate
+            may still fail. `choose_width` finds the width to predict with afterwards.
+        samples: How many draws are averaged in each step.
+        weight_decay: w, as for `adamw`.
+        mask: As for `adamw`.
+        averaging: As for `adam`.
+        decay: As for `adam`.
+        damping: As for `adam`.
+
+    >>> import bayesrule as blr
+    >>> blr.difference(blr.adamw(1e-3), blr.vadam(1e-3)).pieces
+    ('family', 'points', 'steps')
+
+    Reference: Khan et al., "Fast and scalable Bayesian deep learning by weight-perturbation in Adam", ICML 2018.
+    """
+    decoupled = None if equals(weight_decay, 0) else WeightDecay(weight_decay, mask)
+    scaling = Scaling(damping, root=True, debias=True)
+    steps = _steps(rate, decay, GradientAverage(averaging), scaling, temperature, weight_decay=decoupled)
+    family = Start(SecondMomentGaussian, 0.0)
+    return Rule(family, MonteCarlo(samples), SquaredGradient(), steps, Boundary(), name="vadam", section="4.2")
 
 
 def dropout(

@@ -137,6 +137,7 @@ def _scaled_formulas(rule: Rule) -> list[str]:
     if steps.weight_decay is not None:  # No prior is taken beside it.
         decay, precision = f" − {rate}w m", "s = Nv/τ, without a δ: the decay is no prior"
         symbols = symbols.partition(";")[0]
+    precision = rule.family.kind.precision_formula or precision
     update = f"{scale},  {scaling.formula(rate, gradient)}{decay}  {label}"
     if decay:
         update, definitions = update.replace(" + δ/N", ""), [d.replace("(ĝ + ∇R/N)", "ĝ") for d in definitions]

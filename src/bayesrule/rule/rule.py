@@ -401,8 +401,8 @@ class Rule(eqx.Module):
         if self.steps.weight_decay is not None and objective is not None and not objective.regularizer.flat:
             raise ValueError(
                 f"{self.name} decays the weights beside its step, and this objective has a regularizer that would pull "
-                "at them as well: leave one of them out. With a regularizer, adam(…) is the algorithm whose posterior "
-                "has a prior."
+                "at them as well: leave one of them out. With a regularizer, adam(…) and vadam(…, weight_decay=0) "
+                "are the algorithms whose posterior has a prior."
             )
 
     def _check_state(self, objective: AbstractObjective, state: State) -> None:

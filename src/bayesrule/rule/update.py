@@ -134,6 +134,9 @@ def update(
         used = _finite_measurement(rule, objective, q, measured)
     share = _share(rule, objective, state, batch)
     step, average, shaped = form_step(rule, objective, state, used, gate, temperature_scale, share)
+    if q.counts_examples:
+        of_all = objective.share(batch)
+        step = dataclasses.replace(step, examples=None if of_all is None else of_all * objective.size)
     scale = None if step.divisor is None else step.divisor.v
     bound = _bound(rule, objective, q, measured, step) if request.diagnose else None
     decrement = q.decrement(step) if request.diagnose else None

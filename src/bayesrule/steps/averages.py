@@ -207,8 +207,8 @@ class Shaping(eqx.Module):
 class WeightDecay(eqx.Module):
     r"""Decoupled weight decay, $m ← m − ρ(\ldots) − ρwm$: AdamW's.
 
-    It shrinks the mean beside the step. It is no prior: the objective stays the data's loss alone, and q's precision
-    has no δ in it.
+    It shrinks the mean beside the step. It is no prior: the objective stays the data's loss alone, and the decay is no
+    part of q's precision.
 
     Args:
         decay: w, a number or a schedule, multiplied by the rate as in optax.
@@ -241,4 +241,4 @@ class WeightDecay(eqx.Module):
 
     def __str__(self) -> str:
         part = "" if self.mask is None and self.make_mask is None else " where the mask says so"
-        return f"decoupled weight decay w = {format_number(self.decay)}{part}: no prior, q's precision has no δ"
+        return f"decoupled weight decay w = {format_number(self.decay)}{part}: no prior"

@@ -46,6 +46,8 @@ class Step(eqx.Module):
     is not what the derivatives are those of (the delta method's ℓ̄(m)), or nobody asks."""
     divisor: Divisor | None = None
     """What divides the mean's gradient, where that is not the precision."""
+    examples: Any = None
+    """M, how many examples the batch of this step has; None where there are none, or nobody knows."""
     proposal: Proposal | None = None
     """A q to try before this step, where the steps are accelerated."""
 

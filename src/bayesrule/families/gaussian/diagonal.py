@@ -1,7 +1,5 @@
 """The Gaussian with a precision for each entry of θ: the mean-field Gaussian."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import reduce
@@ -23,38 +21,15 @@ from .precision import DIAGONAL, SharedFeatures, Structure
 _LOG_2PI = math.log(2 * math.pi)
 
 
-class DiagonalGaussian(GaussianFamily, ExponentialFamily):
-    r"""A Gaussian $N(m, \mathrm{diag}(s)^{-1})$ over any pytree: the candidate of `eq:don`.
+class AbstractDiagonal(GaussianFamily):
+    r"""A Gaussian $N(m, \mathrm{diag}(s)^{-1})$ over any pytree, however its precision s is stored or formed."""
 
-    $λ = (s∘m, −½s)$, $T = (θ, θ∘θ)$, $μ = (m, m∘m + 1/s)$. A step with the gradient g and the Hessian's diagonal h
-    first changes s and then m by the new s': $s' = (1−ρτ)s + ρh$, $m' = m − ρg/s'$.
-
-    >>> import jax.numpy as jnp
-    >>> q = DiagonalGaussian({"w": jnp.array([1.0, 2.0])}, 4.0)
-    >>> [float(x) for x in q.expectation()[1]["w"]]
-    [1.25, 4.25]
-
-    Args:
-        mean: m, a pytree of floating arrays.
-        precision: s, a number for all entries, or a pytree like the mean.
-        batch_ndim: how many of the first axes of every leaf are a batch of independent distributions.
-    """
-
-    mean: PyTree
-    precision: PyTree
-    batch_ndim: int = eqx.field(static=True)
-    label: ClassVar[str] = "Gaussian (diagonal cov.)"
-    meaning: ClassVar[str] = "q(θ) = N(m, diag(s)⁻¹), λ = (s∘m, −½s)  (tab:EFsummary)"
-    update: ClassVar[str] = "s ← (1 − ρτ)s + ρ E_q diag(∇²ℓ̄),  m ← m − ρ E_q∇ℓ̄ / s  (eq:don)"
+    precision: eqx.AbstractVar[PyTree]
+    batch_ndim: eqx.AbstractVar[int]
     structure: ClassVar[Structure] = DIAGONAL
     reparameterized: ClassVar[bool] = True
     keeps_half_precision: ClassVar[bool] = True
     elementwise: ClassVar[bool] = True
-
-    def __init__(self, mean: PyTree, precision: PyTree = 1.0, *, batch_ndim: int = 0):
-        self.mean = floating(mean)
-        self.precision = same_shape(floating(precision), self.mean, "precision")
-        self.batch_ndim = batch_ndim
 
     @property
     def params(self) -> PyTree:
@@ -124,6 +99,59 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
     def prior_trace(self, other: GaussianFamily) -> Float[Array, "..."]:
         return self._sum(jax.tree.map(jnp.multiply, self.precision, other.variance()))
 
+    def log_prob(self, theta: PyTree) -> Float[Array, "..."]:
+        def leaf(t: Array, m: Array, s: Array) -> Array:
+            return jnp.log(s) - s * (t - m) ** 2 - _LOG_2PI
+
+        return 0.5 * self._sum(jax.tree.map(leaf, theta, self.mean, self.precision))
+
+    def entropy(self) -> Float[Array, "..."]:
+        return 0.5 * self._sum(jax.tree.map(lambda s: 1 + _LOG_2PI - jnp.log(s), self.precision))
+
+    def proper(self) -> Bool[Array, "..."]:
+        return self._all(self.precision, lambda s, axis: all_finite(s, axis) & (jnp.min(s, axis=axis, initial=1.0) > 0))
+
+    def trace(self, curvature: PyTree) -> Float[Array, ""]:
+        return jnp.sum(self._sum(jax.tree.map(jnp.divide, curvature, self.precision)))
+
+    def decrement(self, step: Step) -> Float[Array, ""]:
+        """½ Σ g²/s + ¼ Σ ((h − τs)/s)², the mean's part and the precision's."""
+
+        def leaf(g: Array, h: Array, s: Array) -> Array:
+            return 0.5 * g**2 / s + 0.25 * (h / s - jnp.asarray(step.temperature, s.dtype)) ** 2
+
+        return jnp.sum(self._sum(jax.tree.map(leaf, step.gradient, step.curvature, self.precision)))
+
+
+class DiagonalGaussian(AbstractDiagonal, ExponentialFamily):
+    r"""A Gaussian $N(m, \mathrm{diag}(s)^{-1})$ over any pytree: the candidate of `eq:don`.
+
+    $λ = (s∘m, −½s)$, $T = (θ, θ∘θ)$, $μ = (m, m∘m + 1/s)$. A step with the gradient g and the Hessian's diagonal h
+    first changes s and then m by the new s': $s' = (1−ρτ)s + ρh$, $m' = m − ρg/s'$.
+
+    >>> import jax.numpy as jnp
+    >>> q = DiagonalGaussian({"w": jnp.array([1.0, 2.0])}, 4.0)
+    >>> [float(x) for x in q.expectation()[1]["w"]]
+    [1.25, 4.25]
+
+    Args:
+        mean: m, a pytree of floating arrays.
+        precision: s, a number for all entries, or a pytree like the mean.
+        batch_ndim: how many of the first axes of every leaf are a batch of independent distributions.
+    """
+
+    mean: PyTree
+    precision: PyTree
+    batch_ndim: int = eqx.field(static=True)
+    label: ClassVar[str] = "Gaussian (diagonal cov.)"
+    meaning: ClassVar[str] = "q(θ) = N(m, diag(s)⁻¹), λ = (s∘m, −½s)  (tab:EFsummary)"
+    update: ClassVar[str] = "s ← (1 − ρτ)s + ρ E_q diag(∇²ℓ̄),  m ← m − ρ E_q∇ℓ̄ / s  (eq:don)"
+
+    def __init__(self, mean: PyTree, precision: PyTree = 1.0, *, batch_ndim: int = 0):
+        self.mean = floating(mean)
+        self.precision = same_shape(floating(precision), self.mean, "precision")
+        self.batch_ndim = batch_ndim
+
     def natural(self) -> tuple[PyTree, PyTree]:
         return self.times(self.mean), jax.tree.map(lambda s: -0.5 * s, self.precision)
 
@@ -167,17 +195,8 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
     def log_base(self, theta: PyTree) -> float:
         return -0.5 * self.noise_size * _LOG_2PI
 
-    def log_prob(self, theta: PyTree) -> Float[Array, "..."]:
-        def leaf(t: Array, m: Array, s: Array) -> Array:
-            return jnp.log(s) - s * (t - m) ** 2 - _LOG_2PI
-
-        return 0.5 * self._sum(jax.tree.map(leaf, theta, self.mean, self.precision))
-
     def expectation(self) -> tuple[PyTree, PyTree]:
         return self.mean, jax.tree.map(lambda m, s: m**2 + 1 / s, self.mean, self.precision)
-
-    def entropy(self) -> Float[Array, "..."]:
-        return 0.5 * self._sum(jax.tree.map(lambda s: 1 + _LOG_2PI - jnp.log(s), self.precision))
 
     def kl(self, other: Any) -> Float[Array, "..."]:
         return GaussianFamily.kl(self, other)
@@ -185,9 +204,6 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
     def inside(self, natural: PyTree | None = None) -> Bool[Array, "..."]:
         q = self if natural is None else self.with_natural(natural)
         return q.proper() & self._all(q.mean, all_finite)
-
-    def proper(self) -> Bool[Array, "..."]:
-        return self._all(self.precision, lambda s, axis: all_finite(s, axis) & (jnp.min(s, axis=axis, initial=1.0) > 0))
 
     def to_natural_gradient(self, covector: tuple[PyTree, PyTree]) -> tuple[PyTree, PyTree]:
         def second(m: Array, s: Array, c: Array, d: Array) -> Array:
@@ -206,9 +222,6 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
         curvature = jax.tree.map(lambda b: 2 * b, natural_gradient[1])
         gradient = jax.tree.map(lambda a, h, m: a + h * m, natural_gradient[0], curvature, self.mean)
         return gradient, curvature
-
-    def trace(self, curvature: PyTree) -> Float[Array, ""]:
-        return jnp.sum(self._sum(jax.tree.map(jnp.divide, curvature, self.precision)))
 
     def moved(self, step: Step) -> Self:
         if step.reverse:
@@ -261,11 +274,3 @@ class DiagonalGaussian(GaussianFamily, ExponentialFamily):
     def with_scaled_precision(self, factor: Any) -> Self:
         precision = jax.tree.map(lambda s: jnp.asarray(factor, s.dtype) * s, self.precision)
         return eqx.tree_at(lambda q: q.precision, self, precision)
-
-    def decrement(self, step: Step) -> Float[Array, ""]:
-        """½ Σ g²/s + ¼ Σ ((h − τs)/s)², the mean's part and the precision's."""
-
-        def leaf(g: Array, h: Array, s: Array) -> Array:
-            return 0.5 * g**2 / s + 0.25 * (h / s - jnp.asarray(step.temperature, s.dtype)) ** 2
-
-        return jnp.sum(self._sum(jax.tree.map(leaf, step.gradient, step.curvature, self.precision)))
