@@ -51,7 +51,8 @@ class ChosenWidth:
     def __str__(self) -> str:
         mean, best = self.losses[None], self.losses[self.temperature_factor, self.prior_factor]
         if self.method == "mean":
-            return f"predict with the mean ({mean:.4g} nats a row): the best draws have {best:.4g}"
+            clear = "better by no more than a standard error" if best < mean else "worse"
+            return f"predict with the mean ({mean:.4g} nats a row): draws are {clear} ({best:.4g} at best)"
         return (
             f"predict with draws at {self.temperature_factor:g} times the temperature and {self.prior_factor:g} times "
             f"the prior ({best:.4g} nats a row; the mean has {mean:.4g})"
